@@ -1,0 +1,37 @@
+// A point in monotonic time after which a wait gives up. Wall-clock jumps do not move it.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+
+namespace ulysses {
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // -1 waits for ever.
+  static Deadline afterMs(long ms) {
+    Deadline d;
+    d.never_ = ms < 0;
+    if (!d.never_) d.at_ = Clock::now() + std::chrono::milliseconds(ms);
+    return d;
+  }
+  static Deadline never() { return afterMs(-1); }
+
+  bool passed() const { return !never_ && Clock::now() >= at_; }
+
+  // Milliseconds left, for poll(): -1 when there is no limit, never negative otherwise.
+  int remainingMs() const {
+    if (never_) return -1;
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(at_ - Clock::now()).count();
+    return static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
+  }
+
+ private:
+  bool never_ = true;
+  Clock::time_point at_{};
+};
+
+}  // namespace ulysses
