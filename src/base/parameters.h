@@ -17,18 +17,25 @@ struct Parameters {
   A2AMode a2a = A2AMode::Auto;
   MemoryChoice memory = MemoryChoice::Auto;
   LongTraining longTraining = LongTraining::Auto;
-  std::string residency;                 // "", persistent, budget:BYTES, transient; parsed by src/param
-  int kernelRevision = 0;                // 0 = newest
+  std::string residency;   // "", persistent, budget:BYTES, transient; parsed by src/param
+  int kernelRevision = 0;  // 0 = newest
   std::optional<size_t> windowCapBytes;
-  int maxCtas = 0;                       // 0 = the policy's
-  std::string path = "auto";             // auto, direct, staged, copy-engine, nccl, mpi
-  std::optional<int> timeoutMs;          // -1 = wait for ever
-  std::string hostId;                    // "" = the kernel's boot id
+  size_t stagingBytes = 64 << 20;  // most staging per rank on host memory
+  int maxCtas = 0;                 // 0 = the policy's
+  std::string path = "auto";       // auto, direct, staged, copy-engine, nccl, mpi
+  std::optional<int> timeoutMs;    // -1 = wait for ever
+  std::string hostId;              // "" = the kernel's boot id
   std::string topoFile;
   std::string socketIfname;
+  std::string debug = "warn";  // none, warn, info, trace
+  std::string debugFile;       // "" = stderr; %h and %p stand for host and process
+
+  friend bool operator==(const Parameters&, const Parameters&) = default;
 
   // Reads the environment; a bad value is warned of once per process and name, naming the default that is used.
   static Parameters fromEnvironment();
+  // The same without a warning: for the log itself, which cannot warn before it knows its level.
+  static Parameters fromEnvironmentSilently();
 };
 
 // One row of the table, for `ulysses_topo --env`.
