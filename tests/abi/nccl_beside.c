@@ -1,0 +1,9 @@
+/* ulysses_nccl.h in a program that has nccl.h's declaration of ncclComm_t: no clash, and the handle fits without a
+   cast. C and C++. */
+typedef struct ncclComm* ncclComm_t;
+#include <ulysses/ulysses_nccl.h>
+
+ulyssesResult_t initBesideNccl(ulyssesComm_t* comm, ncclComm_t nccl);
+ulyssesResult_t initBesideNccl(ulyssesComm_t* comm, ncclComm_t nccl) {
+  return ulyssesCommInitNccl(comm, nccl, NULL);
+}
