@@ -314,11 +314,11 @@ ULYSSES_API ulyssesResult_t ulyssesPlanDestroy(ulyssesPlan_t plan);
 /* ---- Groups ---- */
 
 /* For one thread that drives several ranks: ulyssesCommInitRank, CommInitRankConfig, CommSplit, MemAlloc, PlanCreate,
-   A2A, AllGather, AlltoAll, PlanExecute, ParamCommit, ParamAcquire and CommDestroy between Start and End return
-   ulyssesSuccess, run at End, on all communicators at once, and have returned on the host when End does; what they
-   return by pointer is valid then. Groups nest: the outermost End runs them. End returns the first error. Any other
-   collective call needs a thread per rank. Local to the thread. As ncclGroupStart, ncclGroupEnd. Errors:
-   ulyssesInvalidUsage (End without Start). */
+   A2A, AllGather, AlltoAll, PlanExecute, ParamCommit, ParamAcquire and CommDestroy between Start and End run at End, on
+   all communicators at once, and have returned on the host when End does. Until then they return ulyssesSuccess, what
+   they point at stays in place, and what they give by pointer is not there yet. Groups nest: the outermost End runs
+   them. End returns the first error. Any other collective call needs a thread per rank. Local to the thread.
+   As ncclGroupStart, ncclGroupEnd. Errors: ulyssesInvalidUsage (End without Start). */
 ULYSSES_API ulyssesResult_t ulyssesGroupStart(void);
 ULYSSES_API ulyssesResult_t ulyssesGroupEnd(void);
 
