@@ -29,6 +29,19 @@ class Deadline {
     return static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
   }
 
+  friend Deadline earlier(const Deadline& a, const Deadline& b) {
+    if (a.never_) return b;
+    if (b.never_) return a;
+    return a.at_ <= b.at_ ? a : b;
+  }
+
+  // `ms` later, and at least `ms` from now: for the one who only waits for another's word about this deadline.
+  Deadline extendedMs(long ms) const {
+    Deadline d = *this;
+    if (!never_) d.at_ = std::max(at_, Clock::now()) + std::chrono::milliseconds(ms);
+    return d;
+  }
+
  private:
   bool never_ = true;
   Clock::time_point at_{};

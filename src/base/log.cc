@@ -57,7 +57,7 @@ std::string expanded(const std::string& pattern, pid_t pid) {
 
 // One write per line, so that lines of threads and processes which share the file do not mix.
 void writeLine(int fd, pid_t pid, LogLevel level, int device, const std::string& text) {
-  std::string line = fmt::format("{}:{}:{} [{}] ULYSSES {} {}", hostName(), pid, ::gettid(),
+  std::string line = formatText("{}:{}:{} [{}] ULYSSES {} {}", hostName(), pid, ::gettid(),
                                  device < 0 ? std::string("host") : std::to_string(device), nameOf(level), text);
   for (char& c : line)
     if (c == '\n') c = ' ';
@@ -76,7 +76,7 @@ int openSink(pid_t pid) {
   const int error = errno;
   writeLine(
       STDERR_FILENO, pid, LogLevel::Warn, -1,
-      fmt::format("ULYSSES_DEBUG_FILE={}: {} cannot be opened (errno {}); logging to stderr", pattern, path, error));
+      formatText("ULYSSES_DEBUG_FILE={}: {} cannot be opened (errno {}); logging to stderr", pattern, path, error));
   return STDERR_FILENO;
 }
 

@@ -1,7 +1,7 @@
 // Log lines that look like NCCL's, to stderr or ULYSSES_DEBUG_FILE, at the level of ULYSSES_DEBUG.
 #pragma once
 
-#include <fmt/format.h>
+#include "base/format.h"
 
 #include <string>
 
@@ -17,5 +17,5 @@ void logLine(LogLevel level, int device, const std::string& text);  // device -1
 #define ULYSSES_LOG(level, device, ...)                                                     \
   do {                                                                                      \
     if (::ulysses::logLevel() >= ::ulysses::LogLevel::level)                                \
-      ::ulysses::logLine(::ulysses::LogLevel::level, (device), ::fmt::format(__VA_ARGS__)); \
+      ::ulysses::logLine(::ulysses::LogLevel::level, (device), ::ulysses::formatText(__VA_ARGS__)); \
   } while (0)

@@ -1,0 +1,281 @@
+#include "api/communicator.h"
+
+#include "base/format.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/checked.h"
+#include "base/datatype.h"
+#include "base/log.h"
+#include "base/test_hooks.h"
+#include "transport/host_copy.h"
+
+namespace ulysses {
+namespace {
+
+constexpr size_t kCachedSchedules = 32;
+
+bool anyPlainOutput(std::span<const Contract* const> contracts) {
+  for (const Contract* c : contracts)
+    for (size_t i = 0; i < c->geometry.operands; ++i)
+      if (c->out[i].plain()) return true;
+  return false;
+}
+
+}  // namespace
+
+// Holds the communicator for one call. Where two threads meet, the second one's call becomes an error on all ranks.
+class Communicator::Entry {
+ public:
+  explicit Entry(Communicator& c) : lock_(c.calls_, std::try_to_lock) {
+    if (!lock_.owns_lock()) {
+      contended_ = true;
+      lock_.lock();
+    }
+    finalized_ = c.finalized_;
+  }
+  Status check() const {
+    if (finalized_) return Status(ulyssesInvalidUsage, "the communicator has been finalized");
+    if (contended_)
+      return Status(ulyssesInvalidUsage, "two threads were in calls of one communicator at once; make them one at a time");
+    return {};
+  }
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+  bool contended_ = false, finalized_ = false;
+};
+
+Status Communicator::run(const Call& call) {
+  Entry entry(*this);
+  Call checked = call;
+  if (checked.local.ok()) checked.local = entry.check();
+  if (nranks_ == 1) return runAlone(checked);
+
+  Contract mine;
+  mine.operation = checked.operation;
+  mine.geometry = checked.geometry;
+  const Deadline deadline = callDeadline();
+  bool small = false;
+  if (checked.local.ok() && checked.schedule != nullptr) {
+    mine.ineligible = ineligibleBits();
+    small = host_ && host_->fitsInline(*checked.schedule);
+    if (small && mine.ineligible == 0) host_->packInline(*checked.schedule, checked.in);
+    if (registrar_ && !small)
+      for (size_t i = 0; i < checked.schedule->operands; ++i)
+        mine.out[i] = registrar_->locate(checked.out[i], checked.schedule->outExtent[i]);
+  }
+  mine.setLocalStatus(checked.local);
+  Verdict verdict;
+  ULYSSES_TRY(agree(checked, mine, &verdict, deadline));
+  if (!verdict.status.ok()) return verdict.status;
+  if (checked.schedule == nullptr || checked.schedule->empty()) return {};
+  return move(checked, verdict, small, deadline);
+}
+
+// The round of one call: everybody's contract, and the judgement that all ranks reach.
+Status Communicator::agree(const Call& call, Contract& mine, Verdict* verdict, Deadline deadline) {
+  if (registrar_) {
+    mine.freeWindowBytes = registrar_->freeBytes() + stagingBytes_;
+    mine.firstStagingBytes = hooks::initialStagingBytes();
+    const std::span<const uint32_t> freed = registrar_->untold(Contract::kMaxFreed);
+    mine.freedCount = static_cast<uint32_t>(freed.size());
+    std::copy(freed.begin(), freed.end(), mine.freed);
+  }
+  ULYSSES_TRY(agreement_->round(std::as_bytes(std::span(&mine, 1)).first(mine.recordBytes()), deadline));
+  for (int r = 0; r < nranks_; ++r)
+    contracts_[static_cast<size_t>(r)] = reinterpret_cast<const Contract*>(agreement_->record(r));
+  if (registrar_) {
+    registrar_->told(mine.freedCount);
+    for (int r = 0; r < nranks_; ++r)
+      for (uint32_t i = 0; r != rank_ && i < contracts_[static_cast<size_t>(r)]->freedCount; ++i)
+        registrar_->drop(r, contracts_[static_cast<size_t>(r)]->freed[i]);
+  }
+  *verdict = judge(contracts_);
+  if (!verdict->status.ok())
+    ULYSSES_LOG(Info, -1, "{}: {}", operationName(call.operation), verdict->status.message());
+  return {};
+}
+
+Status Communicator::move(const Call& call, const Verdict& verdict, bool small, Deadline deadline) {
+  const Transfer transfer{*call.schedule, call.in, call.out, contracts_, deadline};
+  if (!verdict.fused) return moveByFallback(transfer, verdict.reason);
+  if (small) {
+    host_->unpackInline(transfer);
+    noteCall(true, "staged", "the payload lay beside the contract");
+    return {};
+  }
+  std::string reason = registrar_ ? "" : "memory cannot be shared with every rank";
+  if (reason.empty() && anyPlainOutput(contracts_)) ULYSSES_TRY(ensureStaging(transfer, &reason));
+  if (!reason.empty()) return moveByFallback(transfer, reason);
+  bool staged = false;
+  ULYSSES_TRY(moveFused(transfer, &staged));
+  noteCall(true, staged ? "staged" : "direct", "");
+  return {};
+}
+
+Status Communicator::moveFused(const Transfer& transfer, bool* staged) {
+  const Contract& mine = *contracts_[static_cast<size_t>(rank_)];
+  *staged = std::any_of(mine.out, mine.out + mine.geometry.operands, [](const Location& l) { return l.plain(); });
+  agreement_->open();
+  ULYSSES_TRY(host_->exchange(transfer, staging_, stagingBytes_));
+  // Nobody returns before every row bound for it has landed, or writes into a peer's output after that peer returned.
+  Contract done;
+  done.operation = Operation::TransferDone;
+  return agreement_->round(std::as_bytes(std::span(&done, 1)).first(done.recordBytes()), transfer.deadline);
+}
+
+Status Communicator::ensureStaging(const Transfer& transfer, std::string* reason) {
+  if (!stagingFailure_.empty()) {
+    *reason = stagingFailure_;
+    return {};
+  }
+  size_t room = stagingLimit_, first = 0;
+  for (const Contract* c : transfer.contracts) {
+    room = std::min<size_t>(room, c->freeWindowBytes);
+    first = std::max<size_t>(first, c->firstStagingBytes);
+  }
+  size_t wanted = StagingShape::wantedBytes(nranks_, room);
+  if (stagingBytes_ == 0 && first != 0) wanted = std::min(wanted, first);
+  const size_t sufficient = std::min(StagingShape::of(wanted, nranks_).chunkBytes, transfer.schedule.largestPayload);
+  if (StagingShape::of(wanted, nranks_).chunkBytes == 0) {
+    *reason = formatText("{} bytes of window cap leave no room for staging among {} ranks", room, nranks_);
+    return {};
+  }
+  if (stagingBytes_ != 0 && stagingChunkBytes() >= sufficient) return {};
+  // The window before is drained: every transfer through it has ended on all ranks, and all give it back now. The
+  // contracts of this call are read before the memory changes hands; a round of the setup reuses nothing of them.
+  if (staging_ != 0) {
+    registrar_->release(staging_);
+    for (int r = 0; r < nranks_; ++r) registrar_->drop(r, staging_);
+    staging_ = 0;
+    stagingBytes_ = 0;
+  }
+  uint32_t window = 0;
+  const Status status = registrar_->allocate(wanted, *channel_, transfer.deadline, &window);
+  if (status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError) return status;
+  if (!status.ok()) {
+    stagingFailure_ = formatText("staging memory: {}", status.message());
+    *reason = stagingFailure_;
+    return {};
+  }
+  staging_ = window;
+  stagingBytes_ = wanted;
+  ULYSSES_LOG(Info, -1, "rank {} of {}: staging window of {} bytes", rank_, nranks_, wanted);
+  return {};
+}
+
+Status Communicator::moveByFallback(const Transfer& transfer, const std::string& reason) {
+  if (!fallback_)
+    return Status(ulyssesNotSupported, formatText("not fused ({}), and this communicator has no fallback", reason));
+  ULYSSES_TRY(fallback_->exchange(transfer));
+  noteCall(false, fallback_->name(), reason);
+  return {};
+}
+
+// P = 1: nothing is agreed, registered or sent.
+Status Communicator::runAlone(const Call& call) {
+  if (!call.local.ok()) return call.local;
+  if (call.schedule == nullptr || call.schedule->empty()) return {};
+  for (size_t i = 0; i < call.schedule->operands; ++i)
+    for (const layout::BlockCopy& c : call.schedule->shares[0][i].direct) {
+      const auto* src = static_cast<const std::byte*>(call.in[i]);
+      auto* dst = static_cast<std::byte*>(call.out[i]);
+      if (src + c.srcOffset != dst + c.dstOffset) copyBlock(c, src, dst, Store::Cached);
+    }
+  noteCall(true, "direct", "one rank");
+  return {};
+}
+
+uint32_t Communicator::ineligibleBits() const {
+  uint32_t bits = 0;
+  if (parameters_.a2a == A2AMode::Off || hooks::fusedOff()) bits |= kFusedSwitchedOff;
+  if (parameters_.path == "mpi" || parameters_.path == "nccl") bits |= kPathForced;
+  if (!registrar_) bits |= kNoWindows;
+  return bits;
+}
+
+std::string Communicator::fallbackReason() const {
+  if (nranks_ == 1) return "";
+  Contract mine;
+  mine.ineligible = ineligibleBits();
+  const Contract* one = &mine;
+  const Verdict verdict = judge(std::span(&one, 1));
+  return verdict.fused ? stagingFailure_ : verdict.reason;
+}
+
+void Communicator::noteCall(bool fused, const char* path, const std::string& reason) {
+  const std::lock_guard lock(infoMutex_);
+  ++(fused ? fusedCalls_ : fallbackCalls_);
+  if (!fused && (lastReason_ != reason || lastPath_ != path))
+    ULYSSES_LOG(Info, -1, "rank {} of {}: fallback by {}: {}", rank_, nranks_, path, reason);
+  lastPath_ = path;
+  lastReason_ = reason;
+}
+
+Status Communicator::allgather(const Bytes& mine, std::vector<Bytes>& all) {
+  const std::lock_guard lock(calls_);
+  return channel_->allgather(mine, all, callDeadline());
+}
+
+Status Communicator::memAlloc(void** ptr, size_t bytes) {
+  if (registrar_ == nullptr)
+    return Status(ulyssesNotSupported, "memory cannot be shared with every rank, so there are no windows");
+  bytes = std::max<size_t>(bytes, 1);
+  Call call;
+  call.operation = Operation::MemAlloc;
+  {
+    const std::lock_guard lock(calls_);
+    call.local = registrar_->fits(bytes);
+    if (call.local.ok() && ptr == nullptr) call.local = Status(ulyssesInvalidArgument, "ptr is NULL");
+  }
+  ULYSSES_TRY(run(call));
+  const std::lock_guard lock(calls_);
+  uint32_t window = 0;
+  ULYSSES_TRY(registrar_->allocate(bytes, *channel_, callDeadline(), &window));
+  *ptr = registrar_->base(rank_, window);
+  return {};
+}
+
+Status Communicator::memFree(void* ptr) {
+  if (ptr == nullptr) return {};
+  const std::lock_guard lock(calls_);
+  if (registrar_ == nullptr) return Status(ulyssesInvalidArgument, "this communicator has no windows");
+  return registrar_->release(ptr);
+}
+
+Result<std::shared_ptr<const Schedule>> Communicator::schedule(Operation operation, const Contract::Geometry& g) {
+  const std::lock_guard lock(calls_);
+  const auto found = std::find_if(schedules_.begin(), schedules_.end(), [&](const CachedSchedule& c) {
+    return c.operation == operation && c.geometry == g;
+  });
+  if (found != schedules_.end()) {
+    std::rotate(schedules_.begin(), found, found + 1);
+    return schedules_.front().schedule;
+  }
+  Schedule made;
+  const size_t element = elementBytes(static_cast<int>(g.dtype));
+  if (operation == Operation::Exchange) {
+    layout::OperandRequest request;
+    request.direction = static_cast<ulyssesDirection_t>(g.direction);
+    request.batch = g.batch;
+    request.seq = g.seq;
+    request.heads = g.heads;
+    request.headDim = g.headDim;
+    request.elementBytes = element;
+    ULYSSES_ASSIGN(const layout::Operand operand, layout::resolve(request, nranks_));
+    made = contiguousSchedule(operand, rank_);
+  } else {
+    const std::optional<size_t> whole = checkedProduct(g.batch, element, nranks_);
+    if (!whole || *whole > SIZE_MAX / 2)
+      return Status(ulyssesInvalidArgument, formatText("{} elements for each of {} ranks exceed 63 bits", g.batch, nranks_));
+    made = operation == Operation::AllGather ? allGatherSchedule(g.batch * element, element, rank_, nranks_)
+                                             : allToAllSchedule(g.batch * element, element, rank_, nranks_);
+  }
+  if (schedules_.size() == kCachedSchedules) schedules_.pop_back();
+  schedules_.insert(schedules_.begin(), {operation, g, std::make_shared<const Schedule>(std::move(made))});
+  return schedules_.front().schedule;
+}
+
+}  // namespace ulysses

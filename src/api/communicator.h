@@ -1,0 +1,121 @@
+// A communicator: who the ranks are, what they share, and how a call runs from its contract to its last byte.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/parameters.h"
+#include "bootstrap/agreement.h"
+#include "bootstrap/bootstrap.h"
+#include "plan/contract.h"
+#include "plan/schedule.h"
+#include "transport/host.h"
+#include "transport/transport.h"
+#include "window/registrar.h"
+
+namespace ulysses {
+
+// One collective call as its entry point describes it.
+struct Call {
+  Operation operation{};
+  Contract::Geometry geometry;
+  Status local;                       // what is wrong with it on this rank
+  const Schedule* schedule = nullptr;  // what moves; null where nothing does or `local` failed
+  const void* const* in = nullptr;    // [operand]
+  void* const* out = nullptr;
+};
+
+class Communicator : public std::enable_shared_from_this<Communicator> {
+ public:
+  // Collective over the ranks that share `addresses`. All ranks get the same outcome.
+  static Result<std::shared_ptr<Communicator>> create(int rank, int nranks, const Allgather& addresses,
+                                                      const ulyssesConfig_t* config,
+                                                      std::unique_ptr<Fallback> fallback = nullptr);
+  ~Communicator();
+
+  int rank() const { return rank_; }
+  int nranks() const { return nranks_; }
+  const Parameters& parameters() const { return parameters_; }
+  void describe(ulyssesCommInfo_t& info);
+
+  // Collective. Agrees on the call and does it.
+  Status run(const Call& call);
+
+  // Collective: blobs of all ranks, for a call whose contract has been agreed (plans, split).
+  Status allgather(const Bytes& mine, std::vector<Bytes>& all);
+
+  Status memAlloc(void** ptr, size_t bytes);  // collective
+  Status memFree(void* ptr);                  // local
+
+  // Collective on this communicator; null for ULYSSES_SPLIT_NOCOLOR.
+  Result<std::shared_ptr<Communicator>> split(int color, int key, const ulyssesConfig_t* config);
+
+  // The schedule of a contiguous exchange or flat collective, kept for the next call of the same shape.
+  Result<std::shared_ptr<const Schedule>> schedule(Operation operation, const Contract::Geometry& geometry);
+
+  uint64_t nextPlanNumber() { return nextPlan_++; }
+  size_t stagingChunkBytes() const { return StagingShape::of(stagingBytes_, nranks_).chunkBytes; }
+  size_t stagingBytes() const { return stagingBytes_; }
+  // Why an exchange will not be fused, as far as this rank can tell; "" where it will.
+  std::string fallbackReason() const;
+
+  Status finalize();
+  Status asyncError();
+  void abort();   // from any thread
+  void depart();  // local: no more calls will come from this rank
+
+ private:
+  // The calls of one communicator come from one thread at a time. A second one waits, and is told.
+  class Entry;
+
+  Communicator(int rank, int nranks) : rank_(rank), nranks_(nranks) {}
+  Status setUp(const Allgather& addresses, const ulyssesConfig_t* config);
+  Status shareControlPage(Deadline deadline);
+  Deadline callDeadline() const { return Deadline::afterMs(timeoutMs_); }
+
+  Status runAlone(const Call& call);
+  Status agree(const Call& call, Contract& mine, Verdict* verdict, Deadline deadline);
+  Status move(const Call& call, const Verdict& verdict, bool small, Deadline deadline);
+  Status moveFused(const Transfer& transfer, bool* staged);
+  // Sees to a staging window that this transfer can use; pure in the contracts. Sets `reason` where there is none.
+  Status ensureStaging(const Transfer& transfer, std::string* reason);
+  Status moveByFallback(const Transfer& transfer, const std::string& reason);
+  uint32_t ineligibleBits() const;
+  void noteCall(bool fused, const char* path, const std::string& reason);
+
+  const int rank_, nranks_;
+  Parameters parameters_;
+  int timeoutMs_ = 0;
+  size_t stagingLimit_ = 0;  // the smallest of all ranks
+  uint64_t firstRound_ = 1;
+  std::string name_;
+
+  std::unique_ptr<ControlChannel> channel_;
+  std::unique_ptr<Agreement> agreement_;
+  std::unique_ptr<Registrar> registrar_;  // null where memory cannot be shared
+  std::unique_ptr<HostTransport> host_;
+  std::unique_ptr<Fallback> fallback_;
+
+  std::mutex calls_;
+  bool finalized_ = false;
+  std::vector<const Contract*> contracts_;  // of the last round
+  uint32_t staging_ = 0;                    // window number
+  size_t stagingBytes_ = 0;
+  std::string stagingFailure_;  // agreed: staging memory could not be had
+  uint64_t nextPlan_ = 1;
+
+  struct CachedSchedule {
+    Operation operation;
+    Contract::Geometry geometry;
+    std::shared_ptr<const Schedule> schedule;
+  };
+  std::vector<CachedSchedule> schedules_;  // most recently used first
+
+  std::mutex infoMutex_;
+  uint64_t fusedCalls_ = 0, fallbackCalls_ = 0;
+  std::string lastPath_, lastReason_;
+};
+
+}  // namespace ulysses

@@ -1,0 +1,229 @@
+// How a communicator comes to be, and how it ends.
+#include "base/format.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "api/communicator.h"
+#include "base/log.h"
+#include "base/test_hooks.h"
+#include "bootstrap/control_page.h"
+#include "bootstrap/stage.h"
+
+namespace ulysses {
+namespace {
+
+constexpr size_t kDefaultWindowCap = size_t{1} << 30;
+constexpr int kDefaultTimeoutMs = 600000, kDefaultInitTimeoutMs = 120000;
+
+// What each rank brings to init; decided upon by all alike.
+struct InitFacts {
+  uint32_t libraryVersion = ULYSSES_VERSION_CODE;
+  uint32_t memory = ulyssesMemoryAuto;
+  uint64_t windowCapBytes = 0, stagingLimit = 0;
+  uint32_t hasFallback = 0;
+};
+
+Status checkConfig(const ulyssesConfig_t* config) {
+  if (config == nullptr) return {};
+  if (config->magic != ULYSSES_MAGIC || config->size < sizeof(ulyssesConfig_t))
+    return Status(ulyssesInvalidArgument,
+                  "the configuration was not set up with ULYSSES_CONFIG_INITIALIZER of this library's version or an older one");
+  if (config->memory < ulyssesMemoryAuto || config->memory > ulyssesMemoryCuda)
+    return Status(ulyssesInvalidArgument, formatText("memory is {}, not a ulyssesMemory_t", static_cast<int>(config->memory)));
+  if (config->maxCtas < 0) return Status(ulyssesInvalidArgument, formatText("maxCtas is {}", config->maxCtas));
+  if (config->timeoutMs < -1) return Status(ulyssesInvalidArgument, formatText("timeoutMs is {}", config->timeoutMs));
+  return {};
+}
+
+int pickTimeout(const Parameters& parameters, const ulyssesConfig_t* config, int fallback) {
+  if (parameters.timeoutMs) return *parameters.timeoutMs;
+  return config != nullptr && config->timeoutMs != 0 ? config->timeoutMs : fallback;
+}
+
+// Host memory is what this build offers; what a rank asks beyond it is an error on all.
+Status checkMemory(uint32_t memory) {
+  if (memory != ulyssesMemoryCuda) return {};
+  return Status(ulyssesNotSupported, "device memory was asked for (ulyssesConfig_t.memory or ULYSSES_MEMORY), and this "
+                                     "library offers host memory");
+}
+
+template <class T>
+Bytes blobOf(const T& value) {
+  Bytes blob(sizeof value);
+  std::memcpy(blob.data(), &value, sizeof value);
+  return blob;
+}
+
+template <class T>
+bool readBlob(const Bytes& blob, T* value) {
+  if (blob.size() != sizeof *value) return false;
+  std::memcpy(value, blob.data(), sizeof *value);
+  return true;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Communicator>> Communicator::create(int rank, int nranks, const Allgather& addresses,
+                                                           const ulyssesConfig_t* config,
+                                                           std::unique_ptr<Fallback> fallback) {
+  std::shared_ptr<Communicator> comm(new Communicator(rank, nranks));
+  comm->fallback_ = std::move(fallback);
+  ULYSSES_TRY(comm->setUp(addresses, config));
+  return comm;
+}
+
+Status Communicator::setUp(const Allgather& addresses, const ulyssesConfig_t* config) {
+  parameters_ = Parameters::fromEnvironment();
+  const Status configured = checkConfig(config);
+  if (!configured.ok()) config = nullptr;
+  timeoutMs_ = pickTimeout(parameters_, config, kDefaultTimeoutMs);
+  const Deadline deadline = Deadline::afterMs(pickTimeout(parameters_, config, kDefaultInitTimeoutMs));
+  firstRound_ = hooks::firstRound();
+  if (hooks::callTimeoutMs() != 0) timeoutMs_ = hooks::callTimeoutMs();
+  if (config != nullptr && config->commName != nullptr) name_ = config->commName;
+
+  ULYSSES_ASSIGN(channel_, ControlChannel::open(rank_, nranks_, addresses, deadline));
+
+  InitFacts mine;
+  mine.memory = config != nullptr ? config->memory : ulyssesMemoryAuto;
+  if (parameters_.memory == MemoryChoice::Host) mine.memory = ulyssesMemoryHost;
+  if (parameters_.memory == MemoryChoice::Cuda) mine.memory = ulyssesMemoryCuda;
+  const size_t configuredCap = config != nullptr ? config->windowCapBytes : 0;
+  mine.windowCapBytes = parameters_.windowCapBytes.value_or(configuredCap != 0 ? configuredCap : kDefaultWindowCap);
+  mine.stagingLimit = parameters_.stagingBytes;
+  mine.hasFallback = fallback_ != nullptr;
+  Status local = configured;
+  if (local.ok()) local = hooks::injectedFailure(hooks::Stage::Configuration);
+  if (local.ok()) local = checkMemory(mine.memory);
+  ULYSSES_TRY(agreeStage(*channel_, local, deadline));
+
+  std::vector<Bytes> blobs;
+  ULYSSES_TRY(channel_->allgather(blobOf(mine), blobs, deadline));
+  size_t cap = SIZE_MAX;
+  bool allHaveFallback = true;
+  stagingLimit_ = SIZE_MAX;
+  for (int r = 0; r < nranks_; ++r) {
+    InitFacts facts;
+    if (!readBlob(blobs[static_cast<size_t>(r)], &facts) || facts.libraryVersion != mine.libraryVersion)
+      return Status(ulyssesInvalidUsage, formatText("rank {} runs another version of this library than rank {}", r, rank_));
+    cap = std::min<size_t>(cap, facts.windowCapBytes);
+    stagingLimit_ = std::min<size_t>(stagingLimit_, facts.stagingLimit);
+    allHaveFallback = allHaveFallback && facts.hasFallback != 0;
+  }
+  if (!allHaveFallback) fallback_.reset();
+
+  contracts_.resize(static_cast<size_t>(nranks_));
+  if (channel_->passesFds()) registrar_ = std::make_unique<Registrar>(rank_, nranks_, makeHostProvider(), cap);
+  if (nranks_ > 1 && registrar_) {
+    ULYSSES_TRY(shareControlPage(deadline));
+    host_ = std::make_unique<HostTransport>(*agreement_, *registrar_);
+  } else if (nranks_ > 1) {
+    agreement_ = makeWireAgreement(*channel_);
+  }
+  ULYSSES_LOG(Info, -1, "communicator{}{}: rank {} of {}, {} host(s), {}, window cap {} bytes", name_.empty() ? "" : " ",
+              name_, rank_, nranks_, channel_->nHosts(), registrar_ ? "windows over shared memory" : "no windows", cap);
+  return {};
+}
+
+Status Communicator::shareControlPage(Deadline deadline) {
+  // The page is rank 0's memory. Control memory that fails is the end of init, on all.
+  ULYSSES_TRY(agreeStage(*channel_, hooks::injectedFailure(hooks::Stage::ControlMemory), deadline));
+  std::vector<WindowPart> parts;
+  const size_t bytes = ControlPage::bytes(nranks_);
+  ULYSSES_TRY(makeHostProvider()->allocate(rank_ == 0 ? bytes : 0, *channel_, parts, deadline));
+  agreement_ = makePageAgreement(rank_, nranks_, parts[0].base, std::move(parts[0].keep), *channel_, firstRound_);
+  // Nobody enters a round before everybody can.
+  return agreeStage(*channel_, {}, deadline);
+}
+
+Result<std::shared_ptr<Communicator>> Communicator::split(int color, int key, const ulyssesConfig_t* config) {
+  struct Wish {
+    int32_t color, key;
+  };
+  struct Invitation {
+    int32_t code = ulyssesSuccess;
+    ulyssesUniqueId id{};
+  };
+  Call call;
+  call.operation = Operation::Split;
+  if (color < 0 && color != ULYSSES_SPLIT_NOCOLOR)
+    call.local = Status(ulyssesInvalidArgument, formatText("color is {}: 0 or more, or ULYSSES_SPLIT_NOCOLOR", color));
+  ULYSSES_TRY(run(call));
+
+  std::vector<Bytes> blobs;
+  ULYSSES_TRY(allgather(blobOf(Wish{color, key}), blobs));
+  std::vector<std::pair<int, int>> members;  // (key, rank): the order of the new ranks
+  for (int r = 0; r < nranks_; ++r) {
+    Wish wish{};
+    if (!readBlob(blobs[static_cast<size_t>(r)], &wish))
+      return Status(ulyssesInternalError, formatText("rank {} sent a malformed split", r));
+    if (wish.color == color) members.emplace_back(wish.key, r);
+  }
+  std::sort(members.begin(), members.end());
+  const bool joins = color != ULYSSES_SPLIT_NOCOLOR;
+
+  Invitation mine;
+  Status invited;
+  if (joins && members.front().second == rank_) {
+    Result<ulyssesUniqueId> id = startRendezvous();
+    if (id.ok()) mine.id = id.take();
+    else invited = id.status();
+    mine.code = invited.code();
+  }
+  ULYSSES_TRY(allgather(blobOf(mine), blobs));
+  if (!joins) return std::shared_ptr<Communicator>();
+  Invitation theirs;
+  const int host = members.front().second;
+  if (!readBlob(blobs[static_cast<size_t>(host)], &theirs) || theirs.code != ulyssesSuccess)
+    return invited.ok() ? Status(ulyssesSystemError, formatText("rank {} could not open the new communicator's rendezvous", host))
+                        : invited;
+
+  const auto me = std::find_if(members.begin(), members.end(), [&](const auto& m) { return m.second == rank_; });
+  const int newRank = static_cast<int>(me - members.begin()), newSize = static_cast<int>(members.size());
+  const Deadline deadline = Deadline::afterMs(pickTimeout(parameters_, config, kDefaultInitTimeoutMs));
+  ULYSSES_ASSIGN(const Allgather addresses, joinRendezvous(theirs.id, newRank, newSize, deadline));
+  return create(newRank, newSize, addresses, config);
+}
+
+void Communicator::describe(ulyssesCommInfo_t& info) {
+  const std::lock_guard lock(infoMutex_);
+  info.memory = ulyssesMemoryHost;
+  info.nRanks = nranks_;
+  info.nHosts = channel_->nHosts();
+  info.singleHost = channel_->nHosts() == 1;
+  info.lsa = 0;
+  info.ranksPerDevice = 0;
+  info.ncclVersion = 0;
+  info.windowBytes = registrar_ ? registrar_->usedBytes() : 0;
+  info.windowCapBytes = registrar_ ? registrar_->capBytes() : 0;
+  info.fusedCalls = fusedCalls_;
+  info.fallbackCalls = fallbackCalls_;
+  std::snprintf(info.lastPath, sizeof info.lastPath, "%s", lastPath_.c_str());
+  std::snprintf(info.lastReason, sizeof info.lastReason, "%s", lastReason_.c_str());
+}
+
+Status Communicator::finalize() {
+  const std::lock_guard lock(calls_);
+  if (finalized_) return Status(ulyssesInvalidUsage, "the communicator has been finalized before");
+  finalized_ = true;
+  return {};
+}
+
+Status Communicator::asyncError() {
+  if (!agreement_) return {};
+  const std::unique_lock lock(calls_, std::try_to_lock);
+  return lock.owns_lock() ? agreement_->asyncError() : Status();  // a call in progress reports for itself
+}
+
+void Communicator::abort() {
+  if (agreement_) agreement_->abort();
+}
+
+void Communicator::depart() {
+  if (agreement_) agreement_->depart();
+}
+
+Communicator::~Communicator() { depart(); }
+
+}  // namespace ulysses

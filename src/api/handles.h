@@ -1,0 +1,64 @@
+// What the opaque handles point to, and the frame around every C entry point.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "api/communicator.h"
+#include "api/plan.h"
+
+// A handle is known by its mark; a destroyed one has lost it.
+struct ulyssesComm {
+  static constexpr uint64_t kMark = 0x756c79737365636f;
+  uint64_t mark = kMark;
+  std::shared_ptr<ulysses::Communicator> object;
+};
+struct ulyssesPlan {
+  static constexpr uint64_t kMark = 0x756c79737365706c;
+  uint64_t mark = kMark;
+  std::shared_ptr<ulysses::Plan> object;
+};
+
+namespace ulysses {
+
+// Sets the thread's text and gives the code.
+ulyssesResult_t report(const Status& status);
+
+// Runs the body of an entry point: nothing thrown inside crosses into C.
+template <class Body>
+ulyssesResult_t guarded(Body&& body) {
+  try {
+    return report(std::forward<Body>(body)());
+  } catch (const std::bad_alloc&) {
+    return report(Status(ulyssesSystemError, "out of host memory inside the library"));
+  } catch (const std::exception& e) {
+    return report(Status(ulyssesInternalError, e.what()));
+  }
+}
+
+// The object behind a handle, or why there is none.
+template <class Handle>
+auto open(Handle* handle, const char* what) -> Result<decltype(handle->object)> {
+  if (handle == nullptr) return Status(ulyssesInvalidArgument, std::string(what) + " is NULL");
+  if (handle->mark != Handle::kMark)
+    return Status(ulyssesInvalidArgument, std::string(what) + " is not a live handle of this library");
+  return handle->object;
+}
+
+template <class Handle, class Object>
+Handle* makeHandle(std::shared_ptr<Object> object) {
+  auto* handle = new Handle;
+  handle->object = std::move(object);
+  return handle;
+}
+
+template <class Handle>
+void closeHandle(Handle* handle) {
+  handle->mark = 0;
+  delete handle;
+}
+
+}  // namespace ulysses

@@ -1,0 +1,138 @@
+#include "api/plan.h"
+
+#include "base/format.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "api/group.h"
+#include "base/checked.h"
+#include "plan/desc_record.h"
+
+namespace ulysses {
+namespace {
+
+struct Interval {
+  uintptr_t begin, end;
+  bool overlaps(const Interval& other) const { return begin < other.end && other.begin < end; }
+};
+
+Interval interval(const void* p, size_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(p);
+  return {begin, begin + bytes};
+}
+
+Status checkPointer(const char* name, size_t operand, const void* p, size_t extent, size_t alignment) {
+  if (extent == 0) return {};
+  if (p == nullptr) return Status(ulyssesInvalidArgument, formatText("{} of operand {} is NULL", name, operand));
+  if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
+    return Status(ulyssesInvalidArgument, formatText("{} of operand {} ({}) is not aligned to its element of {} bytes",
+                                                      name, operand, p, alignment));
+  return {};
+}
+
+}  // namespace
+
+// Outputs of different operands may interleave (heads of Q, K and V in one projection): that they do not overlap is the
+// caller's promise.
+Status checkBuffers(const Schedule& s, const void* const in[], void* const out[]) {
+  if (s.empty()) return {};
+  if (in == nullptr || out == nullptr) return Status(ulyssesInvalidArgument, "the array of buffers is NULL");
+  for (size_t i = 0; i < s.operands; ++i) {
+    ULYSSES_TRY(checkPointer("the input", i, in[i], s.inExtent[i], s.elementBytes[i]));
+    ULYSSES_TRY(checkPointer("the output", i, out[i], s.outExtent[i], s.elementBytes[i]));
+  }
+  for (size_t o = 0; o < s.operands; ++o) {
+    const Interval output = interval(out[o], s.outExtent[o]);
+    for (size_t i = 0; i < s.operands; ++i) {
+      const Interval input = interval(in[i], s.inExtent[i]);
+      if (!output.overlaps(input) || s.inExtent[i] == 0 || s.outExtent[o] == 0) continue;
+      if (i == o && s.inPlaceWhole && in[i] == out[o]) continue;
+      if (i == o && s.inPlaceOwn && input.begin == output.begin + s.inExtent[i] * static_cast<size_t>(s.rank)) continue;
+      return Status(ulyssesInvalidArgument, formatText("the output of operand {} overlaps the input of operand {}", o, i));
+    }
+  }
+  return {};
+}
+
+Plan::Plan(std::shared_ptr<Communicator> comm, uint64_t number, std::vector<layout::Operand> operands,
+           std::vector<OperandStrides> strides, ulyssesDataType_t dtype)
+    : comm_(std::move(comm)),
+      number_(number),
+      operands_(std::move(operands)),
+      strides_(std::move(strides)),
+      dtype_(dtype),
+      schedule_(exchangeSchedule(operands_, strides_, comm_->rank())) {}
+
+Result<std::shared_ptr<Plan>> Plan::create(std::span<const ulyssesA2ADesc_t> descs, std::shared_ptr<Communicator> comm) {
+  const int nranks = comm->nranks(), rank = comm->rank();
+  // The descriptors are checked before the agreement, so that what is wrong with them is everybody's result.
+  std::vector<layout::Operand> operands;
+  Call call;
+  call.operation = Operation::PlanCreate;
+  call.local = resolveDescs(descs, rank, nranks, &operands);
+  ULYSSES_TRY(comm->run(call));
+
+  std::vector<Bytes> records;
+  ULYSSES_TRY(comm->allgather(encodeDescs(descs, nranks), records));
+  std::vector<OperandStrides> strides;
+  ULYSSES_TRY(agreeDescs(records, &strides));
+  const ulyssesDataType_t dtype = descs.empty() ? ulyssesBfloat16 : descs[0].dtype;
+  return std::shared_ptr<Plan>(
+      new Plan(std::move(comm), comm->nextPlanNumber() * 2, std::move(operands), std::move(strides), dtype));
+}
+
+std::shared_ptr<Plan> Plan::inverse() const {
+  std::vector<layout::Operand> operands;
+  std::vector<OperandStrides> strides;
+  for (size_t i = 0; i < operands_.size(); ++i) {
+    operands.push_back(layout::inverse(operands_[i]));
+    // A replicating operand's inverse has more heads than its forward input had: its output is contiguous.
+    const bool sameHeads = operands.back().heads == operands_[i].heads;
+    strides.push_back({strides_[i].out, sameHeads ? strides_[i].in : std::vector<layout::Strides>(strides_[i].in.size())});
+  }
+  return std::shared_ptr<Plan>(new Plan(comm_, number_ ^ 1, std::move(operands), std::move(strides), dtype_));
+}
+
+Status Plan::enqueue(const void* const in[], void* const out[], const Status& local) const {
+  if (!group::active()) return execute(in, out, local);
+  const size_t n = schedule_.operands;
+  std::vector<const void*> ins(n);
+  std::vector<void*> outs(n);
+  if (in != nullptr) std::copy(in, in + n, ins.begin());
+  if (out != nullptr) std::copy(out, out + n, outs.begin());
+  group::add(comm_.get(), [self = shared_from_this(), ins = std::move(ins), outs = std::move(outs), local] {
+    return self->execute(ins.data(), outs.data(), local);
+  });
+  return {};
+}
+
+Status Plan::execute(const void* const in[], void* const out[], const Status& local) const {
+  Call call;
+  call.operation = Operation::PlanExecute;
+  call.geometry.object = number_;
+  call.geometry.dtype = dtype_;
+  call.geometry.operands = schedule_.operands;
+  call.local = local.ok() ? checkBuffers(schedule_, in, out) : local;
+  call.schedule = &schedule_;
+  call.in = in;
+  call.out = out;
+  return comm_->run(call);
+}
+
+void Plan::describe(ulyssesPlanInfo_t& info) const {
+  const std::string reason = comm_->fallbackReason();
+  std::snprintf(info.path, sizeof info.path, "%s", reason.empty() ? "fused" : "fallback");
+  std::snprintf(info.reason, sizeof info.reason, "%s", reason.c_str());
+  info.planeBytes = 0;
+  for (const layout::Operand& o : operands_) {
+    const layout::LocalShape shape = localShape(o, comm_->rank(), layout::Side::In);
+    if (shape.batch != 0) info.planeBytes = std::max(info.planeBytes, dataBytes(shape) / shape.batch);
+  }
+  info.windowBytes = comm_->stagingBytes();
+  info.chunkBytes = comm_->stagingChunkBytes();
+  info.chunks = info.chunkBytes == 0 ? 0 : static_cast<int>(ceilDiv(schedule_.largestPayload, info.chunkBytes));
+  info.ctas = 0;
+}
+
+}  // namespace ulysses

@@ -1,0 +1,41 @@
+// A plan: an exchange agreed once, executed many times.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "api/communicator.h"
+#include "layout/operand.h"
+
+namespace ulysses {
+
+class Plan : public std::enable_shared_from_this<Plan> {
+ public:
+  // Collective.
+  static Result<std::shared_ptr<Plan>> create(std::span<const ulyssesA2ADesc_t> descs,
+                                              std::shared_ptr<Communicator> comm);
+  // Local: everything the inverse needs was agreed with the plan itself.
+  std::shared_ptr<Plan> inverse() const;
+
+  // Collective; now, or at the group's end (the arrays are copied). `local`: what is wrong with the call already.
+  Status enqueue(const void* const in[], void* const out[], const Status& local) const;
+  void describe(ulyssesPlanInfo_t& info) const;
+
+ private:
+  Status execute(const void* const in[], void* const out[], const Status& local) const;
+  Plan(std::shared_ptr<Communicator> comm, uint64_t number, std::vector<layout::Operand> operands,
+       std::vector<OperandStrides> strides, ulyssesDataType_t dtype);
+
+  std::shared_ptr<Communicator> comm_;
+  uint64_t number_;  // even: as created; odd: the inverse of the one before
+  std::vector<layout::Operand> operands_;
+  std::vector<OperandStrides> strides_;
+  ulyssesDataType_t dtype_;
+  Schedule schedule_;
+};
+
+// What is wrong with the buffers of a call on this rank; shared by plans and eager calls.
+Status checkBuffers(const Schedule& schedule, const void* const in[], void* const out[]);
+
+}  // namespace ulysses

@@ -1,0 +1,40 @@
+#include "base/test_hooks.h"
+
+#ifdef ULYSSES_TESTING
+namespace ulysses::hooks {
+namespace {
+
+struct Planted {
+  Stage stage = Stage::None;
+  Status failure;
+  bool fusedOff = false;
+  size_t stagingBytes = 0;
+  unsigned long long firstRound = 1;
+  int callTimeoutMs = 0;
+};
+thread_local Planted planted;
+
+}  // namespace
+
+void plantFailure(Stage stage, Status failure) {
+  planted.stage = stage;
+  planted.failure = std::move(failure);
+}
+
+Status injectedFailure(Stage stage) {
+  if (stage == Stage::None || planted.stage != stage) return {};
+  planted.stage = Stage::None;
+  return planted.failure;
+}
+
+void setFusedOff(bool off) { planted.fusedOff = off; }
+bool fusedOff() { return planted.fusedOff; }
+void setInitialStagingBytes(size_t bytes) { planted.stagingBytes = bytes; }
+size_t initialStagingBytes() { return planted.stagingBytes; }
+void setFirstRound(unsigned long long round) { planted.firstRound = round; }
+unsigned long long firstRound() { return planted.firstRound; }
+void setCallTimeoutMs(int ms) { planted.callTimeoutMs = ms; }
+int callTimeoutMs() { return planted.callTimeoutMs; }
+
+}  // namespace ulysses::hooks
+#endif

@@ -1,0 +1,33 @@
+// Faults that tests inject. In the product's build every question here answers "no" at compile time.
+#pragma once
+
+#include <cstddef>
+
+#include "base/status.h"
+
+namespace ulysses::hooks {
+
+// Where a failure can be planted on one rank.
+enum class Stage { None, ControlMemory, Configuration, Allocate, Open, Commit };
+
+#ifdef ULYSSES_TESTING
+// Of the calling thread, so that ranks that are threads fail one at a time. One planted failure fires once.
+void plantFailure(Stage stage, Status failure);
+Status injectedFailure(Stage stage);
+void setFusedOff(bool off);
+bool fusedOff();
+void setInitialStagingBytes(size_t bytes);  // 0: the policy's
+size_t initialStagingBytes();
+void setFirstRound(unsigned long long round);
+unsigned long long firstRound();
+void setCallTimeoutMs(int ms);  // 0: the configuration's; init keeps its own
+int callTimeoutMs();
+#else
+inline Status injectedFailure(Stage) { return {}; }
+constexpr bool fusedOff() { return false; }
+constexpr size_t initialStagingBytes() { return 0; }
+constexpr unsigned long long firstRound() { return 1; }
+constexpr int callTimeoutMs() { return 0; }
+#endif
+
+}  // namespace ulysses::hooks

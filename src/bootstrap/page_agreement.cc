@@ -1,0 +1,303 @@
+// Agreement over the shared control page. The steps are those of tests/model/agreement.pml.
+#include "base/format.h"
+#include <sched.h>
+
+#include <cstring>
+#include <thread>
+
+#include "base/futex.h"
+#include "bootstrap/agreement.h"
+#include "bootstrap/control_page.h"
+
+namespace ulysses {
+namespace {
+
+constexpr long kSleepSliceMs = 5;  // how late a death is noticed at most
+constexpr int kYields = 200;
+
+class PageAgreement final : public Agreement {
+ public:
+  PageAgreement(int rank, int nranks, std::byte* page, std::shared_ptr<void> keep, ControlChannel& channel,
+                uint64_t firstRound)
+      : rank_(rank),
+        nranks_(nranks),
+        keep_(std::move(keep)),
+        page_(page, nranks),
+        channel_(channel),
+        next_(firstRound),
+        // More ranks than cores: whoever spins keeps the one it waits for from running.
+        spins_(nranks <= static_cast<int>(std::thread::hardware_concurrency()) ? 2000 : 20) {
+    page_.rank(rank_).lane.store(Lane(firstRound - 1, 0).word());
+  }
+
+  Status round(std::span<const std::byte> record, Deadline deadline) override {
+    if (!sticky_.ok()) return sticky_;
+    const uint64_t k = next_;
+    if (failed(k)) return observe(k);
+    if (settle_) ULYSSES_TRY(awaitObserved(k - 1, deadline));
+    std::memcpy(page_.record(k, rank_), record.data(), record.size());
+    open();
+    post(k);
+    ULYSSES_TRY(wait(k, deadline));
+    return observe(k);
+  }
+
+  const std::byte* record(int rank) const override { return page_.record(next_ - 1, rank); }
+  std::byte* payloadArea() override { return page_.payload(next_, rank_); }
+  size_t payloadCapacity() const override { return ControlPage::kPayloadBytes; }
+  const std::byte* payload(int rank) const override { return page_.payload(next_ - 1, rank); }
+
+  Status post() override {
+    if (!sticky_.ok()) return sticky_;
+    if (failed(next_)) return observe(next_);
+    ++hits_;
+    page_.rank(rank_).lane.store(Lane(next_ - 1, hits_).word(), std::memory_order_release);
+    ringAll();
+    return {};
+  }
+
+  Status asyncError() override {
+    if (!sticky_.ok()) return sticky_;
+    if (const int by = static_cast<int>(page_.aborted().load()); by != 0) return failure(Decision::Aborted, by - 1);
+    for (int r = 0; r < nranks_; ++r)
+      if (r != rank_ && channel_.dead(r) && page_.rank(r).departed.load() == 0) return failure(Decision::Died, r);
+    const Decision d = decision(next_);
+    if (d.speaksOf(next_) && d.state() == Decision::Failed) return failure(d.kind(), d.rank());
+    return {};
+  }
+
+  void abort() override {
+    uint32_t nobody = 0;
+    page_.aborted().compare_exchange_strong(nobody, static_cast<uint32_t>(rank_) + 1);
+    ringAll();
+  }
+
+  void depart() override {
+    page_.rank(rank_).departed.store(1);
+    ringAll();
+  }
+
+  void open() override {
+    std::atomic<uint64_t>& word = page_.round(next_).decision;
+    uint64_t seen = word.load(std::memory_order_acquire);
+    while (!Decision(seen).speaksOf(next_) && !word.compare_exchange_weak(seen, Decision::open(next_).word())) {
+    }
+  }
+
+  Status idle(int missing, Deadline deadline) override {
+    const uint64_t k = next_;
+    if (failed(k)) return observe(k);
+    const uint32_t bell = page_.rank(rank_).doorbell.load(std::memory_order_acquire);
+    if (idleBell_ != bell) {  // rung since the last look: something may have become possible
+      idleBell_ = bell;
+      idleTurns_ = 0;
+      return {};
+    }
+    if (++idleTurns_ < kYields) {
+      idleTurns_ < spins_ ? cpuRelax() : static_cast<void>(sched_yield());
+      return {};
+    }
+    idleTurns_ = 0;
+    // The caller looks once more before the sleep: ring() and this flag are ordered against each other.
+    if (!idleArmed_) {
+      page_.rank(rank_).sleeping.store(1);
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      idleArmed_ = true;
+      idleTurns_ = kYields;
+      return {};
+    }
+    futexWait(page_.rank(rank_).doorbell, bell, kSleepSliceMs);
+    page_.rank(rank_).sleeping.store(0, std::memory_order_relaxed);
+    idleArmed_ = false;
+    if (const Trouble t = trouble(k, missing, deadline); t.kind != Decision::None) {
+      fail(k, t);
+      return observe(k);
+    }
+    return {};
+  }
+
+  void ring(int peer) override {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    ControlPage::Rank& r = page_.rank(peer);
+    if (r.sleeping.load(std::memory_order_relaxed) == 0) return;
+    r.doorbell.fetch_add(1, std::memory_order_acq_rel);
+    futexWakeAll(r.doorbell);
+  }
+
+  ControlPage* page() override { return &page_; }
+
+ private:
+  struct Trouble {
+    Decision::Kind kind = Decision::None;
+    int rank = -1;
+  };
+
+  Decision decision(uint64_t k) const { return Decision(page_.round(k).decision.load(std::memory_order_acquire)); }
+  bool final(uint64_t k) const {
+    const Decision d = decision(k);
+    return d.speaksOf(k) && d.state() != Decision::Open;
+  }
+  bool failed(uint64_t k) const {
+    const Decision d = decision(k);
+    return d.speaksOf(k) && d.state() == Decision::Failed;
+  }
+
+  // Shows that this rank has arrived. Whoever sees that all have, completes the round: the fence makes sure that of two
+  // last ranks at least one sees the other.
+  void post(uint64_t k) {
+    page_.round(k).posted[rank_].store(k, std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    complete(k);
+  }
+
+  void complete(uint64_t k) {
+    for (int r = 0; r < nranks_; ++r)
+      if (page_.round(k).posted[r].load(std::memory_order_acquire) != k) return;
+    uint64_t expected = Decision::open(k).word();
+    if (page_.round(k).decision.compare_exchange_strong(expected, Decision::complete(k).word())) ringAll();
+  }
+
+  void fail(uint64_t k, Trouble t) {
+    complete(k);
+    uint64_t expected = Decision::open(k).word();
+    if (page_.round(k).decision.compare_exchange_strong(expected, Decision::failed(k, t.rank, t.kind).word()))
+      ringAll();
+  }
+
+  Status wait(uint64_t k, Deadline deadline) {
+    for (int i = 0; i < spins_; ++i) {
+      if (final(k)) return {};
+      cpuRelax();
+    }
+    for (int i = 0; i < kYields; ++i) {
+      if (final(k)) return {};
+      sched_yield();
+    }
+    return sleepUntil([&] { return final(k); },
+                      [&] {
+                        if (const Trouble t = trouble(k, -1, deadline); t.kind != Decision::None) fail(k, t);
+                        return Status();
+                      });
+  }
+
+  // `check` runs after each slice and may make `done` true or end the wait.
+  template <class Done, class Check>
+  Status sleepUntil(Done done, Check check) {
+    ControlPage::Rank& me = page_.rank(rank_);
+    Status status = check();
+    while (status.ok() && !done()) {
+      const uint32_t bell = me.doorbell.load(std::memory_order_acquire);
+      me.sleeping.store(1);
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      if (!done()) futexWait(me.doorbell, bell, kSleepSliceMs);
+      me.sleeping.store(0, std::memory_order_relaxed);
+      if (!done()) status = check();
+    }
+    return status;
+  }
+
+  // Why round k cannot complete, if so. `awaited` is the rank a transfer waits for, or -1: all that have not posted.
+  Trouble trouble(uint64_t k, int awaited, Deadline deadline) {
+    if (const int by = static_cast<int>(page_.aborted().load()); by != 0) return {Decision::Aborted, by - 1};
+    int missing = awaited;
+    for (int r = 0; r < nranks_; ++r) {
+      if (r == rank_ || page_.round(k).posted[r].load(std::memory_order_acquire) == k) continue;
+      if (missing < 0) missing = r;
+      if (page_.rank(r).departed.load() != 0) return {Decision::Departed, r};
+      if (channel_.dead(r)) return {Decision::Died, r};
+      const Lane lane(page_.rank(r).lane.load(std::memory_order_acquire));
+      if (awaited < 0 && lane.observed(k - 1) && lane.hits() > hits_) return {Decision::PostedInstead, r};
+    }
+    if (missing >= 0 && deadline.passed()) return {Decision::TimedOut, missing};
+    return {};
+  }
+
+  // Takes the outcome of round k and moves on.
+  Status observe(uint64_t k) {
+    const Decision d = decision(k);
+    if (idleArmed_) page_.rank(rank_).sleeping.store(0);
+    idleArmed_ = false;
+    idleTurns_ = 0;
+    hits_ = 0;
+    next_ = k + 1;
+    page_.rank(rank_).lane.store(Lane(k, 0).word(), std::memory_order_release);
+    settle_ = d.state() == Decision::Failed;
+    if (!settle_) return {};
+    ringAll();  // a peer may wait for this observation
+    Status status = failure(d.kind(), d.rank());
+    if (d.kind() != Decision::PostedInstead) sticky_ = status;
+    return status;
+  }
+
+  // After a failed round some rank may still have to read the words of the round before it: wait until none does.
+  Status awaitObserved(uint64_t k, Deadline deadline) {
+    int missing = -1;
+    const auto done = [&] {
+      for (int r = 0; r < nranks_; ++r)
+        if (!Lane(page_.rank(r).lane.load(std::memory_order_acquire)).observed(k)) {
+          missing = r;
+          return false;
+        }
+      return true;
+    };
+    return sleepUntil(done, [&]() -> Status {
+      if (done()) return {};
+      Trouble t;
+      if (const int by = static_cast<int>(page_.aborted().load()); by != 0) t = {Decision::Aborted, by - 1};
+      else if (page_.rank(missing).departed.load() != 0) t = {Decision::Departed, missing};
+      else if (channel_.dead(missing)) t = {Decision::Died, missing};
+      else if (deadline.passed()) t = {Decision::TimedOut, missing};
+      if (t.kind == Decision::None) return {};
+      abort();  // no word is free to say so: the missing rank must not wait for this one
+      return sticky_ = failure(t.kind, t.rank);
+    });
+  }
+
+  static Status failure(Decision::Kind kind, int rank) {
+    switch (kind) {
+      case Decision::TimedOut:
+        return Status(ulyssesTimeout, formatText("rank {} did not make the call before the deadline", rank));
+      case Decision::Died:
+        return Status(ulyssesRemoteError, formatText("the process of rank {} has died", rank));
+      case Decision::Aborted:
+        return Status(ulyssesRemoteError, formatText("rank {} aborted the communicator", rank));
+      case Decision::Departed:
+        return Status(ulyssesRemoteError, formatText("rank {} has destroyed its communicator", rank));
+      case Decision::PostedInstead:
+        return Status(ulyssesMismatch,
+                      formatText("rank {} used a resident parameter group where another rank makes a call that needs "
+                                  "all ranks; calls must come in one order on all ranks",
+                                  rank));
+      case Decision::None: break;
+    }
+    return Status(ulyssesInternalError, formatText("a round failed without a reason, rank {}", rank));
+  }
+
+  void ringAll() {
+    for (int r = 0; r < nranks_; ++r)
+      if (r != rank_) ring(r);
+  }
+
+  const int rank_, nranks_;
+  const std::shared_ptr<void> keep_;
+  ControlPage page_;
+  ControlChannel& channel_;
+  uint64_t next_;         // the round this rank enters next
+  uint32_t hits_ = 0;     // posted since round next_ - 1
+  bool settle_ = false;   // round next_ - 1 failed
+  Status sticky_;
+  const int spins_;
+  // State of idle(), kept between its calls.
+  uint32_t idleBell_ = 0;
+  int idleTurns_ = 0;
+  bool idleArmed_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Agreement> makePageAgreement(int rank, int nranks, std::byte* page, std::shared_ptr<void> keep,
+                                             ControlChannel& channel, uint64_t firstRound) {
+  return std::make_unique<PageAgreement>(rank, nranks, page, std::move(keep), channel, firstRound);
+}
+
+}  // namespace ulysses

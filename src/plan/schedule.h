@@ -1,0 +1,49 @@
+// What one rank has to know to run an exchange: who gets which bytes of its inputs, and where those of others go. Pure.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "layout/operand.h"
+#include "layout/payload.h"
+
+namespace ulysses {
+
+// The strides of one operand on every rank (a sender that writes into a peer's output must know that peer's).
+struct OperandStrides {
+  std::vector<layout::Strides> in, out;  // one per rank
+};
+
+// One operand between this rank and one peer.
+struct Share {
+  std::vector<layout::BlockCopy> direct;  // this rank's input -> the peer's output
+  layout::PayloadMap pack;                // this rank's input -> the payload for the peer
+  layout::PayloadMap unpack;              // the payload from the peer -> this rank's output
+};
+
+struct Schedule {
+  int rank = 0, nranks = 1;
+  size_t operands = 0;
+  std::vector<std::vector<Share>> shares;    // [peer][operand]
+  std::vector<size_t> sendBytes, recvBytes;  // [peer], all operands together
+  std::vector<size_t> inExtent, outExtent;   // [operand]: bytes from the first to past the last element, 0 when empty
+  std::vector<size_t> elementBytes;          // [operand]: what its pointers must be aligned to
+  bool inPlaceWhole = false;                 // the output may be the input (P = 1, equal layout)
+  bool inPlaceOwn = false;                   // all-gather: this rank's input may be its own block of the output
+
+  // The same on all ranks.
+  size_t largestPayload = 0;  // the most bytes any rank has for any other
+  size_t largestSend = 0;     // the most bytes any rank has for all others and itself
+
+  bool empty() const { return largestSend == 0; }
+};
+
+// `strides` has one entry per operand. All operands have the same number of ranks.
+Schedule exchangeSchedule(std::span<const layout::Operand> operands, std::span<const OperandStrides> strides, int rank);
+Schedule contiguousSchedule(const layout::Operand& operand, int rank);
+Schedule allGatherSchedule(size_t bytes, size_t elementBytes, int rank, int nranks);
+Schedule allToAllSchedule(size_t bytes, size_t elementBytes, int rank, int nranks);
+
+}  // namespace ulysses

@@ -1,0 +1,246 @@
+#include "transport/host.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "bootstrap/control_page.h"
+#include "transport/host_copy.h"
+
+namespace ulysses {
+namespace {
+
+constexpr size_t kChunkBytes = 256u << 10;      // stays in the cache between sender and receiver
+constexpr size_t kInlineBytes = 16u << 10;      // beside the contract: one round instead of two
+constexpr size_t kStreamMinBytes = 512u << 10;  // what a cache holds is better left in it
+
+const std::byte* bytes(const void* p) { return static_cast<const std::byte*>(p); }
+std::byte* bytes(void* p) { return static_cast<std::byte*>(p); }
+
+// Copies bytes [begin, end) of the payload of all operands together, to (pack) or from (unpack) `payload`, which holds
+// that range alone.
+template <class Pick, class Copy>
+void forPayloadRange(const std::vector<Share>& shares, size_t begin, size_t end, Pick map, Copy copy) {
+  size_t base = 0;
+  for (size_t i = 0; i < shares.size() && base < end; ++i) {
+    const layout::PayloadMap& m = map(shares[i]);
+    const size_t from = std::max(begin, base), to = std::min(end, base + m.bytes());
+    if (from < to) m.forEachPiece(from - base, to - base, [&](const layout::BlockCopy& piece) { copy(i, base, piece); });
+    base += m.bytes();
+  }
+}
+
+void packRange(const std::vector<Share>& shares, const void* const in[], size_t begin, size_t end, std::byte* payload) {
+  forPayloadRange(
+      shares, begin, end, [](const Share& s) -> const layout::PayloadMap& { return s.pack; },
+      [&](size_t operand, size_t base, layout::BlockCopy piece) {
+        piece.dstOffset = piece.dstOffset + base - begin;
+        copyBlock(piece, bytes(in[operand]), payload, Store::Cached);
+      });
+}
+
+void unpackRange(const std::vector<Share>& shares, const std::byte* payload, size_t begin, size_t end,
+                 void* const out[], Store store) {
+  forPayloadRange(
+      shares, begin, end, [](const Share& s) -> const layout::PayloadMap& { return s.unpack; },
+      [&](size_t operand, size_t base, layout::BlockCopy piece) {
+        piece.srcOffset = piece.srcOffset + base - begin;
+        copyBlock(piece, payload, bytes(out[operand]), store);
+      });
+}
+
+// One rank's part of one transfer: whatever can move moves, in any order, until all has.
+class Exchange {
+ public:
+  Exchange(const Transfer& transfer, Agreement& agreement, Registrar& registrar, uint32_t staging, StagingShape shape)
+      : t_(transfer),
+        s_(transfer.schedule),
+        agreement_(agreement),
+        registrar_(registrar),
+        page_(*agreement.page()),
+        staging_(staging),
+        shape_(shape),
+        sent_(static_cast<size_t>(s_.nranks)),
+        taken_(static_cast<size_t>(s_.nranks)),
+        store_(s_.largestSend >= kStreamMinBytes ? Store::Streaming : Store::Cached) {
+    for (int p = 0; p < s_.nranks; ++p) {
+      if (p == s_.rank) continue;
+      sentBase_.push_back(page_.chunks(s_.rank, p).ready.load(std::memory_order_relaxed));
+      takenBase_.push_back(page_.chunks(p, s_.rank).consumed.load(std::memory_order_relaxed));
+    }
+  }
+
+  Status run() {
+    sendDirect();
+    const std::vector<int> receivers = stagedReceivers();
+    const bool receiving = mine().plain();
+    bool ownDone = false;
+    for (;;) {
+      bool progress = false;
+      int missing = -1;
+      if (receiving) progress |= receive(missing);
+      progress |= send(receivers, missing);
+      if (!progress && !ownDone) {  // the own share fills the first idle moment
+        copyOwn();
+        ownDone = progress = true;
+      }
+      if (progress) continue;
+      if (missing < 0) break;
+      ULYSSES_TRY(agreement_.idle(missing, t_.deadline));
+    }
+    storeFence();
+    return {};
+  }
+
+ private:
+  struct Placed {
+    const Contract& contract;
+    bool plain() const {
+      for (size_t i = 0; i < contract.geometry.operands; ++i)
+        if (contract.out[i].plain()) return true;
+      return false;
+    }
+  };
+  Placed of(int rank) const { return {*t_.contracts[static_cast<size_t>(rank)]}; }
+  Placed mine() const { return of(s_.rank); }
+
+  const std::vector<Share>& shares(int peer) const { return s_.shares[static_cast<size_t>(peer)]; }
+  size_t chunks(size_t payloadBytes) const { return shape_.chunkBytes == 0 ? 0 : ceilDiv(payloadBytes, shape_.chunkBytes); }
+  size_t index(int peer) const { return static_cast<size_t>(peer < s_.rank ? peer : peer - 1); }
+
+  // Peers in turn, the next rank first, so that not all write to the same one.
+  void sendDirect() const {
+    for (int i = 1; i < s_.nranks; ++i) {
+      const int p = (s_.rank + i) % s_.nranks;
+      if (of(p).plain()) continue;
+      for (size_t o = 0; o < s_.operands; ++o) {
+        const std::vector<layout::BlockCopy>& copies = shares(p)[o].direct;
+        if (copies.empty()) continue;
+        std::byte* out = registrar_.address(p, of(p).contract.out[o]);
+        for (const layout::BlockCopy& c : copies) copyBlock(c, bytes(t_.in[o]), out, store_);
+      }
+    }
+  }
+
+  std::vector<int> stagedReceivers() const {
+    std::vector<int> receivers;
+    for (int i = 1; i < s_.nranks; ++i) {
+      const int p = (s_.rank + i) % s_.nranks;
+      if (of(p).plain() && s_.sendBytes[static_cast<size_t>(p)] > 0) receivers.push_back(p);
+    }
+    return receivers;
+  }
+
+  // One chunk to every receiver that has a free slot.
+  bool send(const std::vector<int>& receivers, int& missing) {
+    bool progress = false;
+    for (int p : receivers) {
+      const size_t total = s_.sendBytes[static_cast<size_t>(p)];
+      size_t& k = sent_[static_cast<size_t>(p)];
+      if (k == chunks(total)) continue;
+      ControlPage::Chunks& flags = page_.chunks(s_.rank, p);
+      const uint32_t consumed = flags.consumed.load(std::memory_order_acquire) - sentBase_[index(p)];
+      if (static_cast<uint32_t>(k) - consumed >= kStagingSlots) {
+        missing = p;
+        continue;
+      }
+      const size_t begin = k * shape_.chunkBytes, end = std::min(total, begin + shape_.chunkBytes);
+      packRange(shares(p), t_.in, begin, end,
+                registrar_.base(p, staging_) + shape_.offset(k % kStagingSlots, s_.rank, s_.nranks));
+      flags.ready.store(sentBase_[index(p)] + static_cast<uint32_t>(++k), std::memory_order_release);
+      agreement_.ring(p);
+      progress = true;
+    }
+    return progress;
+  }
+
+  // One chunk of every sender that has one ready.
+  bool receive(int& missing) {
+    bool progress = false;
+    for (int i = 1; i < s_.nranks; ++i) {
+      const int p = (s_.rank + s_.nranks - i) % s_.nranks;
+      const size_t total = s_.recvBytes[static_cast<size_t>(p)];
+      size_t& k = taken_[static_cast<size_t>(p)];
+      if (k == chunks(total)) continue;
+      ControlPage::Chunks& flags = page_.chunks(p, s_.rank);
+      const uint32_t ready = flags.ready.load(std::memory_order_acquire) - takenBase_[index(p)];
+      if (ready == static_cast<uint32_t>(k)) {
+        missing = p;
+        continue;
+      }
+      const size_t begin = k * shape_.chunkBytes, end = std::min(total, begin + shape_.chunkBytes);
+      unpackRange(shares(p), registrar_.base(s_.rank, staging_) + shape_.offset(k % kStagingSlots, p, s_.nranks), begin,
+                  end, t_.out, store_);
+      flags.consumed.store(takenBase_[index(p)] + static_cast<uint32_t>(++k), std::memory_order_release);
+      agreement_.ring(p);
+      progress = true;
+    }
+    return progress;
+  }
+
+  void copyOwn() const {
+    for (size_t o = 0; o < s_.operands; ++o) {
+      for (const layout::BlockCopy& c : shares(s_.rank)[o].direct) {
+        const std::byte* src = bytes(t_.in[o]);
+        std::byte* dst = bytes(t_.out[o]);
+        if (src + c.srcOffset != dst + c.dstOffset) copyBlock(c, src, dst, store_);  // equal: in place
+      }
+    }
+  }
+
+  const Transfer& t_;
+  const Schedule& s_;
+  Agreement& agreement_;
+  Registrar& registrar_;
+  ControlPage& page_;
+  const uint32_t staging_;
+  const StagingShape shape_;
+  std::vector<size_t> sent_, taken_;              // chunks so far, by peer
+  std::vector<uint32_t> sentBase_, takenBase_;    // the counters at the start
+  const Store store_;
+};
+
+}  // namespace
+
+StagingShape StagingShape::of(size_t stagingBytes, int nranks) {
+  const size_t share = stagingBytes / (kStagingSlots * static_cast<size_t>(nranks));
+  return {share / kCacheLine * kCacheLine};
+}
+
+size_t StagingShape::wantedBytes(int nranks, size_t limit) {
+  return std::min(limit, kStagingSlots * static_cast<size_t>(nranks) * kChunkBytes);
+}
+
+// The area begins with a table of where each receiver's payload lies.
+bool HostTransport::fitsInline(const Schedule& schedule) const {
+  const size_t table = static_cast<size_t>(schedule.nranks) * sizeof(uint32_t);
+  return schedule.largestSend <= kInlineBytes && table + kInlineBytes <= agreement_.payloadCapacity();
+}
+
+void HostTransport::packInline(const Schedule& schedule, const void* const in[]) const {
+  std::byte* area = agreement_.payloadArea();
+  auto* table = reinterpret_cast<uint32_t*>(area);
+  size_t at = static_cast<size_t>(schedule.nranks) * sizeof(uint32_t);
+  for (int p = 0; p < schedule.nranks; ++p) {
+    const size_t n = schedule.sendBytes[static_cast<size_t>(p)];
+    table[p] = static_cast<uint32_t>(at);
+    packRange(schedule.shares[static_cast<size_t>(p)], in, 0, n, area + at);
+    at += n;
+  }
+}
+
+void HostTransport::unpackInline(const Transfer& transfer) const {
+  const Schedule& s = transfer.schedule;
+  for (int p = 0; p < s.nranks; ++p) {
+    const std::byte* area = agreement_.payload(p);
+    const std::byte* payload = area + reinterpret_cast<const uint32_t*>(area)[s.rank];
+    unpackRange(s.shares[static_cast<size_t>(p)], payload, 0, s.recvBytes[static_cast<size_t>(p)], transfer.out,
+                Store::Cached);
+  }
+}
+
+Status HostTransport::exchange(const Transfer& transfer, uint32_t staging, size_t stagingBytes) {
+  const StagingShape shape = StagingShape::of(stagingBytes, transfer.schedule.nranks);
+  return Exchange(transfer, agreement_, registrar_, staging, shape).run();
+}
+
+}  // namespace ulysses

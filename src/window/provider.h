@@ -1,0 +1,33 @@
+// Where window memory comes from: every provider gives the same thing, one base address per rank.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "bootstrap/bootstrap.h"
+
+namespace ulysses {
+
+// One rank's part of a window, as this process sees it. `keep` holds the memory, or the mapping of a peer's.
+struct WindowPart {
+  std::byte* base = nullptr;
+  size_t bytes = 0;
+  std::shared_ptr<void> keep;
+};
+
+class WindowProvider {
+ public:
+  virtual ~WindowProvider() = default;
+  virtual const char* name() const = 0;
+
+  // Collective: every rank brings `bytes` of new memory (0: none) and maps the others'. The outcome is agreed: on a
+  // failure anywhere nothing is left on any rank and all return the first failing rank's code and text.
+  virtual Status allocate(size_t bytes, ControlChannel& channel, std::vector<WindowPart>& parts, Deadline deadline) = 0;
+};
+
+// Host memory: memory files passed between the processes of one host.
+std::unique_ptr<WindowProvider> makeHostProvider();
+
+}  // namespace ulysses

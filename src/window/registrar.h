@@ -1,0 +1,69 @@
+// Owns every registration of a rank, counts its bytes against the cap, and knows where the peers' parts are mapped.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "window/provider.h"
+
+namespace ulysses {
+
+// A place in a window, the same on all ranks: window 0 means "not in a window".
+struct Location {
+  uint64_t offset = 0;
+  uint32_t window = 0;
+  uint32_t reserved = 0;
+  bool plain() const { return window == 0; }
+};
+
+class Registrar {
+ public:
+  // `capBytes`: the smallest of all ranks.
+  Registrar(int rank, int nranks, std::unique_ptr<WindowProvider> provider, size_t capBytes)
+      : rank_(rank), nranks_(nranks), provider_(std::move(provider)), cap_(capBytes) {}
+
+  size_t capBytes() const { return cap_; }
+  size_t usedBytes() const { return used_; }
+  size_t freeBytes() const { return cap_ - used_; }
+  // ulyssesOutOfMemory, with wanted, used and cap, where `bytes` more would pass the cap. Local.
+  Status fits(size_t bytes) const;
+
+  // Collective, after every rank has been found to fit. The new window's number is the same on all ranks.
+  Status allocate(size_t bytes, ControlChannel& channel, Deadline deadline, uint32_t* window);
+
+  // Where [ptr, ptr + bytes) lies in this rank's own windows. Local.
+  Location locate(const void* ptr, size_t bytes) const;
+  std::byte* address(int rank, Location location) const;
+  std::byte* base(int rank, uint32_t window) const { return address(rank, {0, window, 0}); }
+
+  // Local: gives the window that starts at `ptr` back. Peers drop it when this rank announces it.
+  Status release(const void* ptr);
+  void release(uint32_t window);
+  // Up to `most` windows that peers have not been told of; they count as told once told() is called.
+  std::span<const uint32_t> untold(size_t most) const;
+  void told(size_t count) { untold_.erase(untold_.begin(), untold_.begin() + static_cast<long>(count)); }
+  // A peer's part of a window is gone.
+  void drop(int rank, uint32_t window);
+
+  size_t liveWindows() const;
+
+ private:
+  struct Window {
+    std::vector<WindowPart> parts;
+    size_t bytes = 0;  // this rank's, 0 once released
+  };
+
+  int rank_, nranks_;
+  std::unique_ptr<WindowProvider> provider_;
+  size_t cap_, used_ = 0;
+  uint32_t next_ = 1;
+  std::map<uint32_t, Window> windows_;
+  std::map<uintptr_t, uint32_t> starts_;  // this rank's own parts, by address
+  std::vector<uint32_t> untold_;
+};
+
+}  // namespace ulysses

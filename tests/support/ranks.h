@@ -1,0 +1,36 @@
+// Ranks for tests: threads of this process, or forked processes that may die.
+#pragma once
+
+#include <ulysses/ulysses.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace ulysses::testing {
+
+enum class As { Threads, Processes };
+
+// What one rank does; "" when all went well, else what did not.
+using RankBody = std::function<std::string(int rank)>;
+using CommBody = std::function<std::string(int rank, ulyssesComm_t comm)>;
+
+// Runs body(0..nranks-1) at once and returns their texts. A forked rank that dies gives "killed by signal N" or
+// "exited with N"; one that is not back after `seconds` is killed and gives "hung".
+std::vector<std::string> runRanks(As as, int nranks, const RankBody& body, int seconds = 60);
+
+// The same with a communicator made from one unique id and destroyed after the body.
+std::vector<std::string> runComms(As as, int nranks, const CommBody& body, const ulyssesConfig_t* config = nullptr,
+                                  int seconds = 60);
+
+// All texts that are not empty, one a line: "" is what a test wants.
+std::string failures(const std::vector<std::string>& texts);
+
+std::string describeFailure(const char* file, int line, const char* what);
+
+}  // namespace ulysses::testing
+
+// In a RankBody: leaves with a text where `condition` does not hold.
+#define EXPECT_RANK(condition) \
+  if (!(condition)) return ::ulysses::testing::describeFailure(__FILE__, __LINE__, #condition)
+#define EXPECT_OK(call) EXPECT_RANK((call) == ulyssesSuccess)
