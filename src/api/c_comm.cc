@@ -256,6 +256,13 @@ ulyssesResult_t ulyssesCommGetInfo(ulyssesComm_t comm, ulyssesCommInfo_t* info) 
   });
 }
 
+ulyssesResult_t ulyssesCommDump(ulyssesComm_t comm, const char* path) {
+  return guarded([&]() -> Status {
+    ULYSSES_ASSIGN(auto c, open(comm, "comm"));
+    return c->dump(path);
+  });
+}
+
 ulyssesResult_t ulyssesGroupStart(void) {
   return guarded([]() -> Status {
     group::start();

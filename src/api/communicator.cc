@@ -51,8 +51,14 @@ Status Communicator::run(const Call& call) {
   Entry entry(*this);
   Call checked = call;
   if (checked.local.ok()) checked.local = entry.check();
-  if (nranks_ == 1) return runAlone(checked);
+  recorder_->begin(checked.operation, checked.geometry);
+  const Status status = nranks_ == 1 ? runAlone(checked) : perform(checked);
+  recorder_->end(status);
+  if (status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError) dumpOnce();
+  return status;
+}
 
+Status Communicator::perform(const Call& checked) {
   Contract mine;
   mine.operation = checked.operation;
   mine.geometry = checked.geometry;
@@ -62,14 +68,14 @@ Status Communicator::run(const Call& call) {
     mine.ineligible = ineligibleBits();
     small = host_ && host_->fitsInline(*checked.schedule);
     if (small && mine.ineligible == 0) host_->packInline(*checked.schedule, checked.in);
-    if (registrar_ && !small)
-      for (size_t i = 0; i < checked.schedule->operands; ++i)
-        mine.out[i] = registrar_->locate(checked.out[i], checked.schedule->outExtent[i]);
+    for (size_t i = 0; i < checked.schedule->operands; ++i)
+      mine.out[i] = registrar_ && !small ? registrar_->locate(checked.out[i], checked.schedule->outExtent[i]) : Location{};
   }
   mine.setLocalStatus(checked.local);
   Verdict verdict;
   ULYSSES_TRY(agree(checked, mine, &verdict, deadline));
   if (!verdict.status.ok()) return verdict.status;
+  recorder_->agreed();
   if (checked.schedule == nullptr || checked.schedule->empty()) return {};
   return move(checked, verdict, small, deadline);
 }
@@ -206,6 +212,7 @@ std::string Communicator::fallbackReason() const {
 }
 
 void Communicator::noteCall(bool fused, const char* path, const std::string& reason) {
+  recorder_->path(path);
   const std::lock_guard lock(infoMutex_);
   ++(fused ? fusedCalls_ : fallbackCalls_);
   if (!fused && (lastReason_ != reason || lastPath_ != path))

@@ -1,11 +1,13 @@
 // A communicator: who the ranks are, what they share, and how a call runs from its contract to its last byte.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "api/recorder.h"
 #include "base/parameters.h"
 #include "bootstrap/agreement.h"
 #include "bootstrap/bootstrap.h"
@@ -61,6 +63,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Why an exchange will not be fused, as far as this rank can tell; "" where it will.
   std::string fallbackReason() const;
 
+  // Writes the flight recorder; null: to a file of its own, whose name is logged. Any thread.
+  Status dump(const char* path) const;
+
   Status finalize();
   Status asyncError();
   void abort();   // from any thread
@@ -71,6 +76,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   class Entry;
 
   Communicator(int rank, int nranks) : rank_(rank), nranks_(nranks) {}
+  Status perform(const Call& call);
+  void dumpOnce();  // on the first failure that ends the communicator, unless ULYSSES_DUMP_DIR=off
   Status setUp(const Allgather& addresses, const ulyssesConfig_t* config);
   Status shareControlPage(Deadline deadline);
   Deadline callDeadline() const { return Deadline::afterMs(timeoutMs_); }
@@ -97,6 +104,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::unique_ptr<Registrar> registrar_;  // null where memory cannot be shared
   std::unique_ptr<HostTransport> host_;
   std::unique_ptr<Fallback> fallback_;
+
+  std::unique_ptr<FlightRecorder> recorder_;
+  std::atomic<bool> dumped_{false};
 
   std::mutex calls_;
   bool finalized_ = false;

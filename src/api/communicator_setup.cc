@@ -113,6 +113,7 @@ Status Communicator::setUp(const Allgather& addresses, const ulyssesConfig_t* co
   }
   if (!allHaveFallback) fallback_.reset();
 
+  recorder_ = std::make_unique<FlightRecorder>(name_, rank_, nranks_);
   contracts_.resize(static_cast<size_t>(nranks_));
   if (channel_->passesFds()) registrar_ = std::make_unique<Registrar>(rank_, nranks_, makeHostProvider(), cap);
   if (nranks_ > 1 && registrar_) {
@@ -203,6 +204,19 @@ void Communicator::describe(ulyssesCommInfo_t& info) {
   std::snprintf(info.lastReason, sizeof info.lastReason, "%s", lastReason_.c_str());
 }
 
+Status Communicator::dump(const char* path) const {
+  std::string written;
+  const Status status = recorder_->write(path, &written);
+  if (status.ok()) ULYSSES_LOG(Warn, -1, "rank {} of {}: the last calls are in {}", rank_, nranks_, written);
+  return status;
+}
+
+void Communicator::dumpOnce() {
+  if (parameters_.dumpDir == "off" || dumped_.exchange(true)) return;
+  const Status status = dump(nullptr);
+  if (!status.ok()) ULYSSES_LOG(Warn, -1, "{}", status.message());
+}
+
 Status Communicator::finalize() {
   const std::lock_guard lock(calls_);
   if (finalized_) return Status(ulyssesInvalidUsage, "the communicator has been finalized before");
@@ -217,6 +231,7 @@ Status Communicator::asyncError() {
 }
 
 void Communicator::abort() {
+  dumpOnce();
   if (agreement_) agreement_->abort();
 }
 

@@ -145,6 +145,9 @@ const Row kRows[] = {
     {"ULYSSES_SOCKET_IFNAME", nullptr, "text", "the first that is up",
      "The network interface whose address the unique id carries.",
      [](const std::string& v, Parameters& p) { return p.socketIfname = v, true; }},
+    {"ULYSSES_DUMP_DIR", nullptr, "path, or off", ".",
+     "Where the flight recorder is written on a timeout, an abort or a remote error; off = only on request.",
+     [](const std::string& v, Parameters& p) { return p.dumpDir = v, true; }},
     {"ULYSSES_DEBUG", nullptr, "NONE|WARN|INFO|TRACE", "WARN", "What is logged.",
      [](const std::string& v, Parameters& p) {
        return parseWord(v, {"none", "warn", "info", "trace"}, p.debug);

@@ -27,6 +27,7 @@ struct Parameters {
   std::string hostId;              // "" = the kernel's boot id
   std::string topoFile;
   std::string socketIfname;
+  std::string dumpDir = ".";            // of flight records; off = none are written by themselves
   std::string debug = "warn";  // none, warn, info, trace
   std::string debugFile;       // "" = stderr; %h and %p stand for host and process
 

@@ -1,6 +1,5 @@
 #include "base/process.h"
 
-#include "base/format.h"
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,6 +10,7 @@
 #include <fstream>
 #include <random>
 
+#include "base/format.h"
 #include "base/parameters.h"
 
 namespace ulysses {

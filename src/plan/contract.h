@@ -71,7 +71,8 @@ struct Contract {
     char text[kMaxOperands * sizeof(Location)];
   };
 
-  Contract() : out{} {}
+  // What recordBytes() does not count stays as it is: a kilobyte less to clear in every call.
+  Contract() {}  // NOLINT
   void setLocalStatus(const Status& status);
 
   // Bytes of the record that carry something.

@@ -1,6 +1,6 @@
 #include "plan/policy.h"
 
-#include <fmt/format.h>
+#include "base/format.h"
 
 #include <algorithm>
 
@@ -25,7 +25,7 @@ std::string whyOriginal(const PolicyFacts& facts) {
   if (facts.outputsInWindows || !facts.gradTracked || facts.longTraining == LongTraining::Chunked ||
       facts.planeBytes <= kLongTrainingPlaneBytes)
     return {};
-  return fmt::format(
+  return formatText(
       "gradients are tracked and a plane of {} bytes exceeds {} (chunks: ULYSSES_A2A_LONG_TRAINING=chunked)",
       facts.planeBytes, kLongTrainingPlaneBytes);
 }
@@ -33,13 +33,13 @@ std::string whyOriginal(const PolicyFacts& facts) {
 PolicyChoice originalChoice(const PolicyFacts& facts, const std::string& why) {
   const bool staged = !facts.outputsInWindows;
   if (staged && facts.packBytes > facts.capBytes)
-    return nccl(fmt::format("{}; the pack of {} bytes exceeds the cap of {}", why, facts.packBytes, facts.capBytes));
+    return nccl(formatText("{}; the pack of {} bytes exceeds the cap of {}", why, facts.packBytes, facts.capBytes));
   PolicyChoice choice;
   choice.fused = choice.original = true;
   choice.ctas = kOriginalCtas;
   choice.chunkBytes = choice.maxWindowBytes = staged ? facts.packBytes : 0;
   choice.slots = staged ? 1 : 0;
-  choice.reason = fmt::format("{}: one window of {} bytes, {} CTAs", why, choice.maxWindowBytes, choice.ctas);
+  choice.reason = formatText("{}: one window of {} bytes, {} CTAs", why, choice.maxWindowBytes, choice.ctas);
   return choice;
 }
 
@@ -62,18 +62,18 @@ PolicyChoice choosePolicy(const PolicyFacts& facts) {
   choice.tuned = row.chunkRule == ChunkRule::OnePlane;
   choice.ctas = row.ctas;
   const std::string launch =
-      choice.tuned ? fmt::format("tuned for {}, {} ranks, {}, {} heads of {}: {} CTAs", facts.gpu, facts.ranks,
+      choice.tuned ? formatText("tuned for {}, {} ranks, {}, {} heads of {}: {} CTAs", facts.gpu, facts.ranks,
                                  dataTypeFacts(facts.dtype).name, facts.heads, facts.headDim, row.ctas)
-                   : fmt::format("{} CTAs", row.ctas);
+                   : formatText("{} CTAs", row.ctas);
   if (facts.outputsInWindows) {
     choice.reason = launch + ", outputs in windows: nothing is staged";
     return choice;
   }
   stage(facts, row, choice);
   if (choice.chunkBytes == 0)
-    return nccl(fmt::format("the cap of {} bytes is too small for staging of {} x {} bytes", facts.capBytes,
+    return nccl(formatText("the cap of {} bytes is too small for staging of {} x {} bytes", facts.capBytes,
                             choice.slots, kChunkAlignment));
-  choice.reason = fmt::format("{}, staging of {} x {} bytes", launch, choice.slots, choice.chunkBytes);
+  choice.reason = formatText("{}, staging of {} x {} bytes", launch, choice.slots, choice.chunkBytes);
   return choice;
 }
 
