@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <climits>
+#include <ctime>
 
 namespace ulysses {
 
@@ -16,6 +17,18 @@ class Deadline {
     Deadline d;
     d.never_ = ms < 0;
     if (!d.never_) d.at_ = Clock::now() + std::chrono::milliseconds(ms);
+    return d;
+  }
+  // The same from a clock that costs next to nothing and may be some milliseconds behind: never too early.
+  static Deadline roughlyAfterMs(long ms) {
+    Deadline d;
+    d.never_ = ms < 0;
+    if (d.never_) return d;
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    constexpr long kCoarseMs = 10;
+    d.at_ = Clock::time_point(std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec)) +
+            std::chrono::milliseconds(ms + kCoarseMs);
     return d;
   }
   static Deadline never() { return afterMs(-1); }

@@ -31,6 +31,13 @@ Result<Allgather> joinRendezvous(const ulyssesUniqueId& id, int rank, int nranks
 // Allgather among threads of one process, for CommInitAll: element r of the result is rank r's end.
 std::vector<Allgather> inProcessAllgather(int nranks, Deadline deadline);
 
+// The caller's allgather: a nonzero return is ulyssesRemoteError.
+Allgather callerAllgather(const ulyssesOob_t& oob);
+
+class ControlChannel;
+// Allgather of equal blocks over a channel that outlives the function object.
+Allgather channelAllgather(ControlChannel& channel, Deadline deadline);
+
 // The library's own connections. Collective calls are made in one order on all ranks, from one thread at a time.
 class ControlChannel {
  public:
@@ -52,11 +59,18 @@ class ControlChannel {
 
   // Descriptors of this host's ranks; at most 8 each, counts may differ; the caller owns what it gets (its own among
   // them, duplicated). ulyssesNotSupported where !passesFds(). Collective.
-  virtual Status allgatherFds(std::span<const int> mine, std::vector<std::vector<UniqueFd>>& all, Deadline deadline) = 0;
+  virtual Status allgatherFds(std::span<const int> mine, std::vector<std::vector<UniqueFd>>& all,
+                              Deadline deadline) = 0;
 
-  // A descriptor that becomes readable (or hangs up) when rank r's process has died; -1 for this rank, and where
-  // nothing is known. Owned by the channel.
+  // A descriptor that becomes readable (or hangs up) when rank r's process has died; -1 for this rank, for ranks of
+  // this process, and where nothing is known. Owned by the channel. Where !passesFds() it is the connection itself,
+  // known on rank 0 for all ranks and on the others for rank 0: there only POLLRDHUP and POLLHUP tell a death, since
+  // control messages make it readable too.
   virtual int lifeline(int r) const = 0;
+
+  // The right look at lifeline(r): true when that process has died or has left the channel; waits for nothing and
+  // consumes nothing. Any thread.
+  virtual bool dead(int r) const = 0;
 };
 
 }  // namespace ulysses
