@@ -14,31 +14,13 @@ Status checkStream(ulyssesStream_t stream) {
   return Status(ulyssesInvalidArgument, "on host memory the stream is NULL");
 }
 
-// An eager call of one input and one output.
-Status runEager(Communicator& comm, Operation operation, Contract::Geometry geometry, const void* sendbuff,
-                void* recvbuff, ulyssesStream_t stream) {
-  Call call;
-  call.operation = operation;
-  geometry.operands = 1;
-  call.geometry = geometry;
-  call.local = checkStream(stream);
-  std::shared_ptr<const Schedule> schedule;
-  if (elementBytes(static_cast<int>(geometry.dtype)) == 0) {
-    call.local = Status(ulyssesInvalidArgument, formatText("dtype is {}, not a ulyssesDataType_t", geometry.dtype));
-  } else if (geometry.direction > ulyssesGatherHeads) {
-    call.local = Status(ulyssesInvalidArgument, formatText("direction is {}, not a ulyssesDirection_t", geometry.direction));
-  } else {
-    Result<std::shared_ptr<const Schedule>> made = comm.schedule(operation, geometry);
-    if (made.ok()) schedule = made.take();
-    else call.local = made.status();
-  }
-  const void* const in[] = {sendbuff};
-  void* const out[] = {recvbuff};
-  if (call.local.ok()) call.local = checkBuffers(*schedule, in, out);
-  call.schedule = schedule.get();
-  call.in = in;
-  call.out = out;
-  return comm.run(call);
+// What is wrong with the arguments by themselves.
+Status checkEager(const Contract::Geometry& g, ulyssesStream_t stream) {
+  if (elementBytes(static_cast<int>(g.dtype)) == 0)
+    return Status(ulyssesInvalidArgument, formatText("dtype is {}, not a ulyssesDataType_t", g.dtype));
+  if (g.direction > ulyssesGatherHeads)
+    return Status(ulyssesInvalidArgument, formatText("direction is {}, not a ulyssesDirection_t", g.direction));
+  return checkStream(stream);
 }
 
 // Now, or at the group's end.
@@ -49,10 +31,13 @@ Status nowOrLater(const std::shared_ptr<Communicator>& comm, Job job) {
   return {};
 }
 
-Status eager(ulyssesComm_t handle, Operation operation, const Contract::Geometry& geometry, const void* sendbuff,
+Status eager(ulyssesComm_t handle, Operation operation, Contract::Geometry geometry, const void* sendbuff,
              void* recvbuff, ulyssesStream_t stream) {
-  ULYSSES_ASSIGN(std::shared_ptr<Communicator> c, open(handle, "comm"));
-  return nowOrLater(c, [=] { return runEager(*c, operation, geometry, sendbuff, recvbuff, stream); });
+  ULYSSES_ASSIGN(const std::shared_ptr<Communicator> c, open(handle, "comm"));
+  geometry.operands = 1;
+  if (!group::active()) return c->runEager(operation, geometry, sendbuff, recvbuff, checkEager(geometry, stream));
+  group::add(c.get(), [=] { return c->runEager(operation, geometry, sendbuff, recvbuff, checkEager(geometry, stream)); });
+  return {};
 }
 
 }  // namespace

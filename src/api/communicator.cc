@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "api/buffers.h"
 #include "base/checked.h"
 #include "base/datatype.h"
 #include "base/log.h"
@@ -49,20 +50,43 @@ class Communicator::Entry {
 
 Status Communicator::run(const Call& call) {
   Entry entry(*this);
+  if (!call.local.ok()) return runEntered(call);
   Call checked = call;
-  if (checked.local.ok()) checked.local = entry.check();
-  recorder_->begin(checked.operation, checked.geometry);
-  const Status status = nranks_ == 1 ? runAlone(checked) : perform(checked);
-  recorder_->end(status);
+  checked.local = entry.check();
+  return runEntered(checked);
+}
+
+Status Communicator::runEager(Operation operation, const Contract::Geometry& geometry, const void* in, void* out,
+                              Status local) {
+  Entry entry(*this);
+  Call call;
+  call.operation = operation;
+  call.geometry = geometry;
+  call.in = &in;
+  call.out = &out;
+  if (local.ok()) local = entry.check();
+  if (local.ok()) {
+    Result<const Schedule*> made = schedule(operation, geometry);
+    if (made.ok()) call.schedule = made.value();
+    local = made.ok() ? checkBuffers(*call.schedule, call.in, call.out) : made.status();
+  }
+  call.local = std::move(local);
+  return runEntered(call);
+}
+
+Status Communicator::runEntered(const Call& call) {
+  recorder_->begin(call.operation, call.geometry);
+  Status status = nranks_ == 1 ? runAlone(call) : perform(call);
+  recorder_->end(status, call.schedule != nullptr ? lastPath_.load(std::memory_order_relaxed) : "");
   if (status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError) dumpOnce();
   return status;
 }
 
 Status Communicator::perform(const Call& checked) {
+  const Deadline deadline = callDeadline();
   Contract mine;
   mine.operation = checked.operation;
   mine.geometry = checked.geometry;
-  const Deadline deadline = callDeadline();
   bool small = false;
   if (checked.local.ok() && checked.schedule != nullptr) {
     mine.ineligible = ineligibleBits();
@@ -75,7 +99,7 @@ Status Communicator::perform(const Call& checked) {
   Verdict verdict;
   ULYSSES_TRY(agree(checked, mine, &verdict, deadline));
   if (!verdict.status.ok()) return verdict.status;
-  recorder_->agreed();
+  if (!small) recorder_->moving();
   if (checked.schedule == nullptr || checked.schedule->empty()) return {};
   return move(checked, verdict, small, deadline);
 }
@@ -124,7 +148,6 @@ Status Communicator::move(const Call& call, const Verdict& verdict, bool small, 
 Status Communicator::moveFused(const Transfer& transfer, bool* staged) {
   const Contract& mine = *contracts_[static_cast<size_t>(rank_)];
   *staged = std::any_of(mine.out, mine.out + mine.geometry.operands, [](const Location& l) { return l.plain(); });
-  agreement_->open();
   ULYSSES_TRY(host_->exchange(transfer, staging_, stagingBytes_));
   // Nobody returns before every row bound for it has landed, or writes into a peer's output after that peer returned.
   Contract done;
@@ -211,13 +234,12 @@ std::string Communicator::fallbackReason() const {
   return verdict.fused ? stagingFailure_ : verdict.reason;
 }
 
-void Communicator::noteCall(bool fused, const char* path, const std::string& reason) {
-  recorder_->path(path);
-  const std::lock_guard lock(infoMutex_);
-  ++(fused ? fusedCalls_ : fallbackCalls_);
-  if (!fused && (lastReason_ != reason || lastPath_ != path))
-    ULYSSES_LOG(Info, -1, "rank {} of {}: fallback by {}: {}", rank_, nranks_, path, reason);
-  lastPath_ = path;
+void Communicator::noteCall(bool fused, const char* path, std::string_view reason) {
+  (fused ? fusedCalls_ : fallbackCalls_).fetch_add(1, std::memory_order_relaxed);
+  lastPath_.store(path, std::memory_order_relaxed);
+  if (lastReason_ == reason) return;
+  if (!fused) ULYSSES_LOG(Info, -1, "rank {} of {}: fallback by {}: {}", rank_, nranks_, path, reason);
+  const std::lock_guard lock(reasonMutex_);
   lastReason_ = reason;
 }
 
@@ -252,14 +274,13 @@ Status Communicator::memFree(void* ptr) {
   return registrar_->release(ptr);
 }
 
-Result<std::shared_ptr<const Schedule>> Communicator::schedule(Operation operation, const Contract::Geometry& g) {
-  const std::lock_guard lock(calls_);
+Result<const Schedule*> Communicator::schedule(Operation operation, const Contract::Geometry& g) {
   const auto found = std::find_if(schedules_.begin(), schedules_.end(), [&](const CachedSchedule& c) {
     return c.operation == operation && c.geometry == g;
   });
   if (found != schedules_.end()) {
     std::rotate(schedules_.begin(), found, found + 1);
-    return schedules_.front().schedule;
+    return schedules_.front().schedule.get();
   }
   Schedule made;
   const size_t element = elementBytes(static_cast<int>(g.dtype));
@@ -281,8 +302,8 @@ Result<std::shared_ptr<const Schedule>> Communicator::schedule(Operation operati
                                              : allToAllSchedule(g.batch * element, element, rank_, nranks_);
   }
   if (schedules_.size() == kCachedSchedules) schedules_.pop_back();
-  schedules_.insert(schedules_.begin(), {operation, g, std::make_shared<const Schedule>(std::move(made))});
-  return schedules_.front().schedule;
+  schedules_.insert(schedules_.begin(), {operation, g, std::make_unique<const Schedule>(std::move(made))});
+  return schedules_.front().schedule.get();
 }
 
 }  // namespace ulysses

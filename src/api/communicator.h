@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "api/recorder.h"
@@ -54,8 +55,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Collective on this communicator; null for ULYSSES_SPLIT_NOCOLOR.
   Result<std::shared_ptr<Communicator>> split(int color, int key, const ulyssesConfig_t* config);
 
-  // The schedule of a contiguous exchange or flat collective, kept for the next call of the same shape.
-  Result<std::shared_ptr<const Schedule>> schedule(Operation operation, const Contract::Geometry& geometry);
+  // Collective: a contiguous exchange or flat collective of one operand. `local`: what is wrong with it already.
+  Status runEager(Operation operation, const Contract::Geometry& geometry, const void* in, void* out, Status local);
 
   uint64_t nextPlanNumber() { return nextPlan_++; }
   size_t stagingChunkBytes() const { return StagingShape::of(stagingBytes_, nranks_).chunkBytes; }
@@ -80,9 +81,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void dumpOnce();  // on the first failure that ends the communicator, unless ULYSSES_DUMP_DIR=off
   Status setUp(const Allgather& addresses, const ulyssesConfig_t* config);
   Status shareControlPage(Deadline deadline);
-  Deadline callDeadline() const { return Deadline::afterMs(timeoutMs_); }
+  Deadline callDeadline() const { return Deadline::roughlyAfterMs(timeoutMs_); }
 
+  Status runEntered(const Call& call);
   Status runAlone(const Call& call);
+  // The schedule of a contiguous call, kept for the next of the same shape.
+  Result<const Schedule*> schedule(Operation operation, const Contract::Geometry& geometry);
   Status agree(const Call& call, Contract& mine, Verdict* verdict, Deadline deadline);
   Status move(const Call& call, const Verdict& verdict, bool small, Deadline deadline);
   Status moveFused(const Transfer& transfer, bool* staged);
@@ -90,7 +94,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status ensureStaging(const Transfer& transfer, std::string* reason);
   Status moveByFallback(const Transfer& transfer, const std::string& reason);
   uint32_t ineligibleBits() const;
-  void noteCall(bool fused, const char* path, const std::string& reason);
+  void noteCall(bool fused, const char* path, std::string_view reason);
 
   const int rank_, nranks_;
   Parameters parameters_;
@@ -119,13 +123,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   struct CachedSchedule {
     Operation operation;
     Contract::Geometry geometry;
-    std::shared_ptr<const Schedule> schedule;
+    std::unique_ptr<const Schedule> schedule;
   };
   std::vector<CachedSchedule> schedules_;  // most recently used first
 
-  std::mutex infoMutex_;
-  uint64_t fusedCalls_ = 0, fallbackCalls_ = 0;
-  std::string lastPath_, lastReason_;
+  std::atomic<uint64_t> fusedCalls_{0}, fallbackCalls_{0};
+  std::atomic<const char*> lastPath_{""};
+  std::mutex reasonMutex_;
+  std::string lastReason_;  // changed by the calling thread alone, under the mutex
 };
 
 }  // namespace ulysses

@@ -188,7 +188,6 @@ Result<std::shared_ptr<Communicator>> Communicator::split(int color, int key, co
 }
 
 void Communicator::describe(ulyssesCommInfo_t& info) {
-  const std::lock_guard lock(infoMutex_);
   info.memory = ulyssesMemoryHost;
   info.nRanks = nranks_;
   info.nHosts = channel_->nHosts();
@@ -200,7 +199,8 @@ void Communicator::describe(ulyssesCommInfo_t& info) {
   info.windowCapBytes = registrar_ ? registrar_->capBytes() : 0;
   info.fusedCalls = fusedCalls_;
   info.fallbackCalls = fallbackCalls_;
-  std::snprintf(info.lastPath, sizeof info.lastPath, "%s", lastPath_.c_str());
+  std::snprintf(info.lastPath, sizeof info.lastPath, "%s", lastPath_.load());
+  const std::lock_guard lock(reasonMutex_);
   std::snprintf(info.lastReason, sizeof info.lastReason, "%s", lastReason_.c_str());
 }
 

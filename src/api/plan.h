@@ -35,7 +35,4 @@ class Plan : public std::enable_shared_from_this<Plan> {
   Schedule schedule_;
 };
 
-// What is wrong with the buffers of a call on this rank; shared by plans and eager calls.
-Status checkBuffers(const Schedule& schedule, const void* const in[], void* const out[]);
-
 }  // namespace ulysses

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 
@@ -17,14 +16,10 @@
 namespace ulysses {
 namespace {
 
-int64_t nowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 const char* stateName(FlightRecorder::State state) {
   switch (state) {
     case FlightRecorder::State::Waiting: return "waiting for the ranks";
-    case FlightRecorder::State::Agreed: return "moving";
+    case FlightRecorder::State::Moving: return "moving";
     case FlightRecorder::State::Done: return "done";
     case FlightRecorder::State::Failed: return "failed";
   }
@@ -43,52 +38,67 @@ std::string quoted(const std::string& text) {
 
 }  // namespace
 
-void FlightRecorder::begin(Operation operation, const Contract::Geometry& geometry) {
-  const std::lock_guard lock(mutex_);
-  ++next_;
+void FlightRecorder::begin(Operation operation, const Contract::Geometry& g) {
+  next_ = next_ + 1;
   Record& r = current();
-  r.number = next_;
   r.operation = operation;
-  r.geometry = geometry;
   r.state = State::Waiting;
   r.path = "";
-  r.began = nowNs();
-  r.agreed = r.ended = 0;
-  r.code = 0;
-  r.text.clear();
+  r.began = ticks();
+  r.moving = 0;
+  r.ended = 0;
+  r.direction = g.direction;
+  r.dtype = g.dtype;
+  r.batch = g.batch;
+  r.seq = g.seq;
+  r.heads = g.heads;
+  r.headDim = g.headDim;
+  r.object = g.object;
+  r.version = g.version;
+  r.code = ulyssesSuccess;
 }
 
-void FlightRecorder::agreed() {
-  const std::lock_guard lock(mutex_);
-  current().state = State::Agreed;
-  current().agreed = nowNs();
+void FlightRecorder::moving() {
+  current().state = State::Moving;
+  current().moving = ticks();
 }
 
-void FlightRecorder::end(const Status& status) {
-  const std::lock_guard lock(mutex_);
+void FlightRecorder::end(const Status& status, const char* path) {
   Record& r = current();
+  r.path = path;
   r.state = status.ok() ? State::Done : State::Failed;
-  r.ended = nowNs();
+  r.ended = ticks();
+  if (status.ok()) return;
   r.code = status.code();
-  if (!status.ok()) r.text = status.message();
+  const std::lock_guard lock(texts_);
+  r.text = status.message();
+}
+
+std::string FlightRecorder::line(const Record& r, uint64_t number) const {
+  const auto time = [&](uint64_t t) { return t == 0 ? std::string("null") : std::to_string(scale_.ns(t)); };
+  return formatText(
+             "  {{\"number\": {}, \"operation\": {}, \"state\": {}, \"path\": {}, \"dtype\": {}, \"direction\": {}, "
+             "\"batch\": {}, \"seq\": {}, \"heads\": {}, \"headDim\": {}, \"object\": {}, \"version\": {}, ",
+             number, quoted(operationName(r.operation)), quoted(stateName(r.state)),
+             quoted(static_cast<const char*>(r.path)),
+             quoted(std::string(dataTypeFacts(static_cast<int>(static_cast<uint32_t>(r.dtype))).name)),
+             static_cast<uint32_t>(r.direction), static_cast<uint64_t>(r.batch), static_cast<uint64_t>(r.seq),
+             static_cast<uint64_t>(r.heads), static_cast<uint64_t>(r.headDim), static_cast<uint64_t>(r.object),
+             static_cast<uint64_t>(r.version)) +
+         formatText("\"began_ns\": {}, \"moving_ns\": {}, \"ended_ns\": {}, \"code\": {}, \"text\": {}}}", time(r.began),
+                    time(r.moving), time(r.ended), static_cast<int>(r.code),
+                    quoted(r.code == ulyssesSuccess ? std::string() : r.text));
 }
 
 std::string FlightRecorder::json() const {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(texts_);
   std::string out = formatText(
       "{{\"ulysses\": {}, \"comm\": {}, \"rank\": {}, \"nranks\": {}, \"host\": {}, \"pid\": {}, \"now_ns\": {},\n \"calls\": [",
-      ULYSSES_VERSION_CODE, quoted(comm_), rank_, nranks_, quoted(hostName()), getpid(), nowNs());
+      ULYSSES_VERSION_CODE, quoted(comm_), rank_, nranks_, quoted(hostName()), getpid(), steadyNs());
   const char* separator = "\n";
-  for (uint64_t n = next_ - std::min<uint64_t>(next_, kCalls); n < next_; ++n) {
-    const Record& r = records_[n % kCalls];
-    const Contract::Geometry& g = r.geometry;
-    out += formatText("{}  {{\"number\": {}, \"operation\": {}, \"state\": {}, \"path\": {}, \"dtype\": {}, \"direction\": {}, "
-                      "\"batch\": {}, \"seq\": {}, \"heads\": {}, \"headDim\": {}, \"object\": {}, \"version\": {}, ",
-                      separator, r.number, quoted(operationName(r.operation)), quoted(stateName(r.state)), quoted(r.path),
-                      quoted(std::string(dataTypeFacts(static_cast<int>(g.dtype)).name)), g.direction, g.batch, g.seq,
-                      g.heads, g.headDim, g.object, g.version);
-    out += formatText("\"began_ns\": {}, \"agreed_ns\": {}, \"ended_ns\": {}, \"code\": {}, \"text\": {}}}", r.began, r.agreed,
-                      r.ended, r.code, quoted(r.text));
+  const uint64_t next = next_;
+  for (uint64_t n = next - std::min<uint64_t>(next, kCalls); n < next; ++n) {
+    out += separator + line(records_[n % kCalls], n + 1);
     separator = ",\n";
   }
   return out + "\n ]}\n";

@@ -42,10 +42,8 @@ class Agreement {
   // This rank will make no more calls.
   virtual void depart() = 0;
 
-  // Work between two rounds: the next round is opened, so that a wait in between can end it for all.
-  virtual void open() = 0;
-  // For a loop that found nothing to do: sleeps until rung, at most some milliseconds. `missing` is the rank it waits
-  // for. Fails when the open round has failed, or ends it: deadline, death, abort.
+  // For a loop between two rounds that found nothing to do: sleeps until rung, at most some milliseconds. `missing` is
+  // the rank it waits for. Fails when the next round has failed, or ends it for all: deadline, death, abort.
   virtual Status idle(int missing, Deadline deadline) = 0;
   // Wakes rank `peer` if it sleeps in idle() or round().
   virtual void ring(int peer) = 0;

@@ -13,14 +13,14 @@ namespace ulysses {
 constexpr size_t kCacheLine = 64;
 
 // A decision word: which round it speaks of and what was decided, changed by compare-and-swap only, so that a deadline
-// that passes as the last rank arrives gives one outcome. Sequence numbers are compared for equality alone.
+// that passes as the last rank arrives gives one outcome. A round is open as long as the word of its parity speaks of
+// another. Sequence numbers are compared for equality alone.
 class Decision {
  public:
-  enum State : uint64_t { Open = 1, Complete = 2, Failed = 3 };
+  enum State : uint64_t { Complete = 1, Failed = 2 };
   enum Kind : uint64_t { None = 0, TimedOut, Died, Aborted, Departed, PostedInstead };
 
   explicit Decision(uint64_t word) : word_(word) {}
-  static Decision open(uint64_t k) { return Decision(tag(k) | Open << 16); }
   static Decision complete(uint64_t k) { return Decision(tag(k) | Complete << 16); }
   static Decision failed(uint64_t k, int rank, Kind kind) {
     return Decision(tag(k) | Failed << 16 | kind << 12 | static_cast<uint64_t>(rank));

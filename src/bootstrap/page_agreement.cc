@@ -36,7 +36,6 @@ class PageAgreement final : public Agreement {
     if (failed(k)) return observe(k);
     if (settle_) ULYSSES_TRY(awaitObserved(k - 1, deadline));
     std::memcpy(page_.record(k, rank_), record.data(), record.size());
-    open();
     post(k);
     ULYSSES_TRY(wait(k, deadline));
     return observe(k);
@@ -51,7 +50,7 @@ class PageAgreement final : public Agreement {
     if (!sticky_.ok()) return sticky_;
     if (failed(next_)) return observe(next_);
     ++hits_;
-    page_.rank(rank_).lane.store(Lane(next_ - 1, hits_).word(), std::memory_order_release);
+    page_.rank(rank_).lane.store(Lane(next_ - 1, hits_).word());
     ringAll();
     return {};
   }
@@ -75,13 +74,6 @@ class PageAgreement final : public Agreement {
   void depart() override {
     page_.rank(rank_).departed.store(1);
     ringAll();
-  }
-
-  void open() override {
-    std::atomic<uint64_t>& word = page_.round(next_).decision;
-    uint64_t seen = word.load(std::memory_order_acquire);
-    while (!Decision(seen).speaksOf(next_) && !word.compare_exchange_weak(seen, Decision::open(next_).word())) {
-    }
   }
 
   Status idle(int missing, Deadline deadline) override {
@@ -118,15 +110,19 @@ class PageAgreement final : public Agreement {
 
   void ring(int peer) override {
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    ControlPage::Rank& r = page_.rank(peer);
-    if (r.sleeping.load(std::memory_order_relaxed) == 0) return;
-    r.doorbell.fetch_add(1, std::memory_order_acq_rel);
-    futexWakeAll(r.doorbell);
+    wake(page_.rank(peer));
   }
 
   ControlPage* page() override { return &page_; }
 
  private:
+  // After a sequentially consistent store or exchange of what the peer waits for.
+  static void wake(ControlPage::Rank& r) {
+    if (r.sleeping.load() == 0) return;
+    r.doorbell.fetch_add(1, std::memory_order_acq_rel);
+    futexWakeAll(r.doorbell);
+  }
+
   struct Trouble {
     Decision::Kind kind = Decision::None;
     int rank = -1;
@@ -135,33 +131,37 @@ class PageAgreement final : public Agreement {
   Decision decision(uint64_t k) const { return Decision(page_.round(k).decision.load(std::memory_order_acquire)); }
   bool final(uint64_t k) const {
     const Decision d = decision(k);
-    return d.speaksOf(k) && d.state() != Decision::Open;
+    return d.speaksOf(k);
   }
   bool failed(uint64_t k) const {
     const Decision d = decision(k);
     return d.speaksOf(k) && d.state() == Decision::Failed;
   }
 
-  // Shows that this rank has arrived. Whoever sees that all have, completes the round: the fence makes sure that of two
-  // last ranks at least one sees the other.
+  // Shows that this rank has arrived. Whoever sees that all have, completes the round: the sequentially consistent
+  // stores and loads make sure that of two last ranks at least one sees the other.
   void post(uint64_t k) {
-    page_.round(k).posted[rank_].store(k, std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    page_.round(k).posted[rank_].store(k);
     complete(k);
   }
 
   void complete(uint64_t k) {
     for (int r = 0; r < nranks_; ++r)
-      if (page_.round(k).posted[r].load(std::memory_order_acquire) != k) return;
-    uint64_t expected = Decision::open(k).word();
-    if (page_.round(k).decision.compare_exchange_strong(expected, Decision::complete(k).word())) ringAll();
+      if (page_.round(k).posted[r].load() != k) return;
+    decide(k, Decision::complete(k));
+  }
+
+  // The word is open for round k while it still speaks of round k - 2, which everybody has observed. Whoever changes it
+  // first has decided.
+  void decide(uint64_t k, Decision outcome) {
+    std::atomic<uint64_t>& word = page_.round(k).decision;
+    uint64_t open = word.load(std::memory_order_acquire);
+    if (!Decision(open).speaksOf(k) && word.compare_exchange_strong(open, outcome.word())) ringAll();
   }
 
   void fail(uint64_t k, Trouble t) {
     complete(k);
-    uint64_t expected = Decision::open(k).word();
-    if (page_.round(k).decision.compare_exchange_strong(expected, Decision::failed(k, t.rank, t.kind).word()))
-      ringAll();
+    decide(k, Decision::failed(k, t.rank, t.kind));
   }
 
   Status wait(uint64_t k, Deadline deadline) {
@@ -220,8 +220,8 @@ class PageAgreement final : public Agreement {
     idleTurns_ = 0;
     hits_ = 0;
     next_ = k + 1;
-    page_.rank(rank_).lane.store(Lane(k, 0).word(), std::memory_order_release);
     settle_ = d.state() == Decision::Failed;
+    page_.rank(rank_).lane.store(Lane(k, 0).word(), settle_ ? std::memory_order_seq_cst : std::memory_order_release);
     if (!settle_) return {};
     ringAll();  // a peer may wait for this observation
     Status status = failure(d.kind(), d.rank());
@@ -275,7 +275,7 @@ class PageAgreement final : public Agreement {
 
   void ringAll() {
     for (int r = 0; r < nranks_; ++r)
-      if (r != rank_) ring(r);
+      if (r != rank_) wake(page_.rank(r));
   }
 
   const int rank_, nranks_;

@@ -31,7 +31,6 @@ class WireAgreement final : public Agreement {
   // The peers learn it from the channel, which goes with the communicator.
   void abort() override {}
   void depart() override {}
-  void open() override {}
   Status idle(int, Deadline) override { return {}; }
   void ring(int) override {}
 

@@ -46,8 +46,10 @@ struct Operand {
 // n elements over P ranks: the first n mod P get one more (torch.tensor_split).
 std::vector<Range> balancedSplit(size_t n, int nranks);
 
-// Checks a request (splits that do not add up, groups or replication that do not divide, sizes beyond 64 bits) and
-// makes it definite. ulyssesInvalidArgument says what is wrong, with the values.
+// Checks a request (splits that do not add up, groups or replication that do not divide, sizes beyond 63 bits) and
+// makes it definite. Heads follow explicit splits, or replication, or groups, or are balanced; groups are split
+// balanced over the ranks where there are enough, else the ranks that share one split its heads. An empty tensor is
+// valid. ulyssesInvalidArgument says what is wrong, with the values.
 Result<Operand> resolve(const OperandRequest& request, int nranks);
 
 // The reverse exchange. The inverse of a replicating operand gathers every replica: its heads are heads * rep, replicas
@@ -59,6 +61,7 @@ enum class Side { In, Out };
 // Sizes of the tensor that `rank` passes in or gets out: batch, seq, heads of its own part.
 struct LocalShape {
   size_t batch = 0, seq = 0, heads = 0, headDim = 0, elementBytes = 0;
+  friend bool operator==(const LocalShape&, const LocalShape&) = default;
 };
 LocalShape localShape(const Operand& operand, int rank, Side side);
 
@@ -68,18 +71,25 @@ Strides definiteStrides(const LocalShape& shape, const Strides& strides);
 // ulyssesInvalidArgument where strides overflow, or where output elements would overlap each other.
 Status checkStrides(const LocalShape& shape, const Strides& strides, Side side);
 
-// Bytes from the first to one past the last element touched; 0 for an empty tensor, nothing where it overflows.
+// Bytes from the first to one past the last element touched; 0 for an empty tensor, nothing where it passes 63 bits.
 std::optional<size_t> extentBytes(const LocalShape& shape, const Strides& strides);
 
 // Bytes of data one rank's tensor holds (strides do not count).
 size_t dataBytes(const LocalShape& shape);
 
-// The copies that move rank `from`'s share for rank `to`. In: strides of `from`'s input; out: of `to`'s output.
-// Rows that touch are merged, so a contiguous block is one row. Never a copy with zero bytes. In the order of the
-// operand's elements [batch, seq, head], so sender and receiver cut the same payload at the same byte.
-std::vector<BlockCopy> blockCopies(const Operand& operand, int from, int to, const Strides& in, const Strides& out);
+// Payload: the operand's elements in the order [batch, seq, head, headDim], so sender and receiver cut the same payload
+// at the same byte. Fewest: any order that gives the longest rows, then the fewest copies; for a consumer that makes
+// all of them and needs no cut. They differ where strides transpose ([B, H, S, D]) and where planes outnumber tokens.
+enum class CopyOrder { Payload, Fewest };
 
-// The flat collectives: rank `from`'s `bytes` to rank `to`.
+// The copies that move rank `from`'s share for rank `to`. In: strides of `from`'s input; out: of `to`'s output; both
+// have passed checkStrides. Rows that touch are merged, so a contiguous block is one row; a single row's pitch is its
+// length. Never a copy with zero bytes.
+std::vector<BlockCopy> blockCopies(const Operand& operand, int from, int to, const Strides& in, const Strides& out,
+                                   CopyOrder order = CopyOrder::Payload);
+
+// The flat collectives: rank `from`'s `bytes` to rank `to`. `from`'s block of every output is number `from`; all-gather
+// sends each peer the whole input, all-to-all block number `to` of it.
 BlockCopy allGatherCopy(size_t bytes, int from);
 BlockCopy allToAllCopy(size_t bytes, int from, int to);
 
