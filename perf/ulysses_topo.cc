@@ -124,16 +124,18 @@ const char* memoryText(ulyssesMemory_t memory) {
 void printVerdict(const std::vector<RankFacts>& ranks, const Verdict& verdict) {
   const char* fused = verdict.code != ulyssesSuccess ? "no communicator" : verdict.fusedOk ? "fused" : "fallback";
   fmt::print("\nVerdict: {}\n", fused);
-  fmt::print("  ranks {}  hosts {}  memory {}  load/store access between all GPUs {}  most ranks on a GPU {}\n",
-             ranks.size(), verdict.nHosts, memoryText(verdict.memory), verdict.lsa ? "yes" : "no",
-             verdict.ranksPerDevice);
+  fmt::print("  ranks {}  hosts {}  memory {}", ranks.size(), verdict.nHosts, memoryText(verdict.memory));
+  if (verdict.memory == ulyssesMemoryCuda)
+    fmt::print("  load/store access between all ranks {}  most ranks on a GPU {}", verdict.lsa ? "yes" : "no",
+               verdict.ranksPerDevice);
+  fmt::print("\n");
   fmt::print("Reason: {}\n", verdict.reason);
 }
 
 void printEnvironment() {
-  fmt::print("{:<28} {:<10} {:<12} {:<12} {}\n", "name", "type", "default", "now", "meaning");
   for (const ParameterRow& row : parameterTable())
-    fmt::print("{:<28} {:<10} {:<12} {:<12} {}\n", row.name, row.type, row.defaultValue, row.currentValue, row.text);
+    fmt::print("{} = {}\n    {}\n    Values: {}. Default: {}.\n", row.name, row.currentValue, row.text, row.type,
+               row.defaultValue);
 }
 
 ulyssesMemory_t requestedMemory(MemoryChoice choice) {

@@ -32,6 +32,7 @@ constexpr auto kCuda = ulyssesMemoryCuda;
 const Expected kTable[] = {
     {"nvswitch_8_gpus", kOk, kCuda, 1, true, 1, true, Cause::None,
      "8 ranks on 8 GPUs of one host, NVLink between all of them"},
+    {"h200_1_gpu", kOk, kCuda, 1, true, 1, true, Cause::None, "1 rank on 1 GPU"},
     {"gb200_one_tray", kOk, kCuda, 1, true, 1, true, Cause::None, "4 ranks on 4 GPUs of one host"},
     {"gb200_two_trays", kOk, kCuda, 2, true, 1, false, Cause::SeveralHosts,
      "rank 2 on 'tray2' (b27d9a44-31c6-4e0b-8d7f-5a9e6c3f1b22) and rank 0 on 'tray1' "
