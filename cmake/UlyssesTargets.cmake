@@ -16,6 +16,10 @@ endif()
 if(ULYSSES_SANITIZE)
   target_compile_options(ulysses_options INTERFACE
     $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${ULYSSES_SANITIZE} -fno-omit-frame-pointer -g>)
+  if(ULYSSES_SANITIZE MATCHES undefined)
+    # C callers may put any number into an enum; the library checks and refuses it.
+    target_compile_options(ulysses_options INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-fno-sanitize=enum>)
+  endif()
   target_link_options(ulysses_options INTERFACE -fsanitize=${ULYSSES_SANITIZE})
   if(ULYSSES_SANITIZE MATCHES thread AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     # gcc cannot instrument fences; the atomics beside them carry the order that TSan follows.

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "api/buffers.h"
+#include "api/entry.h"
 #include "base/checked.h"
 #include "base/datatype.h"
 #include "base/log.h"
@@ -25,28 +26,6 @@ bool anyPlainOutput(std::span<const Contract* const> contracts) {
 }
 
 }  // namespace
-
-// Holds the communicator for one call. Where two threads meet, the second one's call becomes an error on all ranks.
-class Communicator::Entry {
- public:
-  explicit Entry(Communicator& c) : lock_(c.calls_, std::try_to_lock) {
-    if (!lock_.owns_lock()) {
-      contended_ = true;
-      lock_.lock();
-    }
-    finalized_ = c.finalized_;
-  }
-  Status check() const {
-    if (finalized_) return Status(ulyssesInvalidUsage, "the communicator has been finalized");
-    if (contended_)
-      return Status(ulyssesInvalidUsage, "two threads were in calls of one communicator at once; make them one at a time");
-    return {};
-  }
-
- private:
-  std::unique_lock<std::mutex> lock_;
-  bool contended_ = false, finalized_ = false;
-};
 
 Status Communicator::run(const Call& call) {
   Entry entry(*this);
@@ -87,6 +66,8 @@ Status Communicator::perform(const Call& checked) {
   Contract mine;
   mine.operation = checked.operation;
   mine.geometry = checked.geometry;
+  mine.geometry.hits = hits_;
+  mine.geometry.hitsHash = hitsHash_;
   bool small = false;
   if (checked.local.ok() && checked.schedule != nullptr) {
     mine.ineligible = ineligibleBits();
@@ -113,7 +94,9 @@ Status Communicator::agree(const Call& call, Contract& mine, Verdict* verdict, D
     mine.freedCount = static_cast<uint32_t>(freed.size());
     std::copy(freed.begin(), freed.end(), mine.freed);
   }
-  ULYSSES_TRY(agreement_->round(std::as_bytes(std::span(&mine, 1)).first(mine.recordBytes()), deadline));
+  const Status round = agreement_->round(std::as_bytes(std::span(&mine, 1)).first(mine.recordBytes()), deadline);
+  hits_ = hitsHash_ = 0;
+  ULYSSES_TRY(round);
   for (int r = 0; r < nranks_; ++r)
     contracts_[static_cast<size_t>(r)] = reinterpret_cast<const Contract*>(agreement_->record(r));
   if (registrar_) {
@@ -208,7 +191,7 @@ Status Communicator::runAlone(const Call& call) {
   if (!call.local.ok()) return call.local;
   if (call.schedule == nullptr || call.schedule->empty()) return {};
   for (size_t i = 0; i < call.schedule->operands; ++i)
-    for (const layout::BlockCopy& c : call.schedule->shares[0][i].direct) {
+    for (const layout::BlockCopy& c : call.schedule->shares[0][i].direct.copies()) {
       const auto* src = static_cast<const std::byte*>(call.in[i]);
       auto* dst = static_cast<std::byte*>(call.out[i]);
       if (src + c.srcOffset != dst + c.dstOffset) copyBlock(c, src, dst, Store::Cached);

@@ -49,6 +49,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Collective: blobs of all ranks, for a call whose contract has been agreed (plans, split).
   Status allgather(const Bytes& mine, std::vector<Bytes>& all);
 
+  // A call that needs no communication: shown to the peers, not waited for, and part of what the next round agrees on.
+  Status hit(Operation operation, const Contract::Geometry& geometry);
+  // The next three are collective, for a call whose contract has been agreed. The first failing rank's status, on all:
+  Status agreeLocal(const Status& mine);
+  // Window bytes that every rank's cap has left beside its staging window; 0 where there are no windows.
+  Status windowRoom(size_t* bytes);
+  // A window of as much on every rank, given back by memFree().
+  Status allocateWindow(size_t bytes, std::byte** base);
+
   Status memAlloc(void** ptr, size_t bytes);  // collective
   Status memFree(void* ptr);                  // local
 
@@ -59,6 +68,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status runEager(Operation operation, const Contract::Geometry& geometry, const void* in, void* out, Status local);
 
   uint64_t nextPlanNumber() { return nextPlan_++; }
+  uint64_t nextParamNumber() { return nextParam_++; }
   size_t stagingChunkBytes() const { return StagingShape::of(stagingBytes_, nranks_).chunkBytes; }
   size_t stagingBytes() const { return stagingBytes_; }
   // Why an exchange will not be fused, as far as this rank can tell; "" where it will.
@@ -118,7 +128,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   uint32_t staging_ = 0;                    // window number
   size_t stagingBytes_ = 0;
   std::string stagingFailure_;  // agreed: staging memory could not be had
-  uint64_t nextPlan_ = 1;
+  uint64_t nextPlan_ = 1, nextParam_ = 0;
+  uint64_t hits_ = 0, hitsHash_ = 0;  // since the last round
 
   struct CachedSchedule {
     Operation operation;

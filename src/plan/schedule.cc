@@ -33,7 +33,7 @@ Schedule flatSchedule(size_t bytes, size_t elementBytes, size_t inBytes, int ran
   for (int p = 0; p < nranks; ++p) {
     Share share;
     if (bytes > 0) {
-      share.direct = {copyFor(rank, p)};
+      share.direct = PayloadMap({copyFor(rank, p)});
       share.pack = payload(copyFor(rank, p), true);
       share.unpack = payload(copyFor(p, rank), false);
     }
@@ -59,7 +59,7 @@ Schedule exchangeSchedule(std::span<const Operand> operands, std::span<const Ope
       const OperandStrides& st = strides[i];
       const auto me = static_cast<size_t>(rank), peer = static_cast<size_t>(p);
       Share share;
-      share.direct = layout::blockCopies(o, rank, p, st.in[me], st.out[peer]);
+      share.direct = PayloadMap(layout::blockCopies(o, rank, p, st.in[me], st.out[peer]));
       share.pack = PayloadMap(layout::packCopies(o, rank, p, st.in[me]));
       share.unpack = PayloadMap(layout::unpackCopies(o, p, rank, st.out[me]));
       s.sendBytes[peer] += share.pack.bytes();

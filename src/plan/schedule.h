@@ -18,9 +18,9 @@ struct OperandStrides {
 
 // One operand between this rank and one peer.
 struct Share {
-  std::vector<layout::BlockCopy> direct;  // this rank's input -> the peer's output
-  layout::PayloadMap pack;                // this rank's input -> the payload for the peer
-  layout::PayloadMap unpack;              // the payload from the peer -> this rank's output
+  layout::PayloadMap direct;  // this rank's input -> the peer's output
+  layout::PayloadMap pack;    // this rank's input -> the payload for the peer
+  layout::PayloadMap unpack;  // the payload from the peer -> this rank's output
 };
 
 struct Schedule {

@@ -11,6 +11,7 @@ namespace {
 
 constexpr size_t kChunkBytes = 256u << 10;      // stays in the cache between sender and receiver
 constexpr size_t kInlineBytes = 16u << 10;      // beside the contract: one round instead of two
+constexpr size_t kTileBytes = 32u << 10;        // of one peer's share, when rows go to all peers in turn
 constexpr size_t kStreamMinBytes = 512u << 10;  // what a cache holds is better left in it
 
 const std::byte* bytes(const void* p) { return static_cast<const std::byte*>(p); }
@@ -70,10 +71,9 @@ class Exchange {
   }
 
   Status run() {
-    sendDirect();
     const std::vector<int> receivers = stagedReceivers();
     const bool receiving = mine().plain();
-    bool ownDone = false;
+    bool ownDone = sendDirect(receivers.empty());
     for (;;) {
       bool progress = false;
       int missing = -1;
@@ -107,18 +107,26 @@ class Exchange {
   size_t chunks(size_t payloadBytes) const { return shape_.chunkBytes == 0 ? 0 : ceilDiv(payloadBytes, shape_.chunkBytes); }
   size_t index(int peer) const { return static_cast<size_t>(peer < s_.rank ? peer : peer - 1); }
 
-  // Peers in turn, the next rank first, so that not all write to the same one.
-  void sendDirect() const {
-    for (int i = 1; i < s_.nranks; ++i) {
+  // Tile by tile, and in each tile peers in turn: what a tile reads lies on the same pages for all of them. The next rank
+  // comes first, so that not all write to the same one. The own share goes along where nothing is staged; says if so.
+  bool sendDirect(bool withOwn) const {
+    std::vector<int> peers;
+    for (int i = 1; i <= s_.nranks; ++i) {
       const int p = (s_.rank + i) % s_.nranks;
-      if (of(p).plain()) continue;
-      for (size_t o = 0; o < s_.operands; ++o) {
-        const std::vector<layout::BlockCopy>& copies = shares(p)[o].direct;
-        if (copies.empty()) continue;
-        std::byte* out = registrar_.address(p, of(p).contract.out[o]);
-        for (const layout::BlockCopy& c : copies) copyBlock(c, bytes(t_.in[o]), out, store_);
+      if (p == s_.rank ? withOwn : !of(p).plain()) peers.push_back(p);
+    }
+    for (size_t o = 0; o < s_.operands && !peers.empty(); ++o) {
+      for (size_t tile = 0; tile < s_.largestPayload; tile += kTileBytes) {
+        for (const int p : peers) {
+          const layout::PayloadMap& direct = shares(p)[o].direct;
+          if (tile >= direct.bytes()) continue;
+          std::byte* out = p == s_.rank ? bytes(t_.out[o]) : registrar_.address(p, of(p).contract.out[o]);
+          direct.forEachPiece(tile, std::min(tile + kTileBytes, direct.bytes()),
+                              [&](const layout::BlockCopy& c) { copyUnlessInPlace(c, bytes(t_.in[o]), out); });
+        }
       }
     }
+    return withOwn;
   }
 
   std::vector<int> stagedReceivers() const {
@@ -178,13 +186,13 @@ class Exchange {
   }
 
   void copyOwn() const {
-    for (size_t o = 0; o < s_.operands; ++o) {
-      for (const layout::BlockCopy& c : shares(s_.rank)[o].direct) {
-        const std::byte* src = bytes(t_.in[o]);
-        std::byte* dst = bytes(t_.out[o]);
-        if (src + c.srcOffset != dst + c.dstOffset) copyBlock(c, src, dst, store_);  // equal: in place
-      }
-    }
+    for (size_t o = 0; o < s_.operands; ++o)
+      for (const layout::BlockCopy& c : shares(s_.rank)[o].direct.copies())
+        copyUnlessInPlace(c, bytes(t_.in[o]), bytes(t_.out[o]));
+  }
+
+  void copyUnlessInPlace(const layout::BlockCopy& c, const std::byte* src, std::byte* dst) const {
+    if (src + c.srcOffset != dst + c.dstOffset) copyBlock(c, src, dst, store_);
   }
 
   const Transfer& t_;

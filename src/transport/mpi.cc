@@ -154,8 +154,8 @@ class MpiTransport {
 
   static bool isInPlace(const Transfer& t) {
     const std::vector<Share>& own = t.schedule.shares[static_cast<size_t>(t.schedule.rank)];
-    if (own.size() != 1 || own[0].direct.empty()) return false;
-    const BlockCopy& c = own[0].direct.front();
+    if (own.size() != 1 || own[0].direct.copies().empty()) return false;
+    const BlockCopy& c = own[0].direct.copies().front();
     return static_cast<const std::byte*>(t.in[0]) + c.srcOffset == static_cast<std::byte*>(t.out[0]) + c.dstOffset;
   }
 

@@ -1,0 +1,31 @@
+# CUDA, where it is wanted and found. Sets ULYSSES_HAS_CUDA and makes ulysses_device, the kernels and their launchers.
+set(ULYSSES_HAS_CUDA OFF)
+if(NOT ULYSSES_CUDA STREQUAL OFF)
+  if(NOT CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)  # the last with PTX, for what comes later
+  endif()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    set(ULYSSES_HAS_CUDA ON)
+  elseif(ULYSSES_CUDA STREQUAL ON)
+    message(FATAL_ERROR "ULYSSES_CUDA=ON, but no CUDA compiler was found. Put nvcc on PATH or set CMAKE_CUDA_COMPILER.")
+  endif()
+endif()
+
+if(ULYSSES_HAS_CUDA)
+  set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+  # CMake before 3.28 knows no C++20 for nvcc and drops the standard silently: pass it by hand.
+  add_library(ulysses_cuda_options INTERFACE)
+  target_compile_options(ulysses_cuda_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers>)
+  if(ULYSSES_WERROR)
+    target_compile_options(ulysses_cuda_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xcompiler=-Werror>)
+  endif()
+
+  add_library(ulysses_device OBJECT ${PROJECT_SOURCE_DIR}/device/exchange.cu)
+  target_include_directories(ulysses_device PUBLIC ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(ulysses_device PRIVATE ulysses_cuda_options PUBLIC CUDA::cudart_static)
+endif()
