@@ -1,0 +1,395 @@
+// The kernels of the fused exchange. The protocol is that of tests/model/handshake.pml with entries by parity: a rank
+// that finds a difference may then leave at once, for no peer can overwrite an entry that a slow CTA has yet to read.
+#pragma once
+
+#include "device/copy.cuh"
+#include "device/exchange.h"
+#include "device/sync.cuh"
+
+namespace ulysses::device {
+
+constexpr uint32_t kCachedBlocks = 64;
+constexpr uint64_t kLittleUnits = 16;  // per thread
+
+// What a CTA knows of its launch.
+struct CtaState {
+  uint32_t epoch;
+  WorkTable table;
+  Block cached[kCachedBlocks];
+  const Block* blocks;                    // of the table: cached where they fit
+  uint64_t contract[kMaxRanks];           // as the peers announced it
+  uint64_t in[kMaxOperands];              // this rank's inputs
+  uint64_t out[kMaxRanks][kMaxOperands];  // outputs: own, and those of direct peers
+  bool staged[kMaxRanks];                 // receivers that are sent to through slots
+};
+
+__device__ __forceinline__ Flags* flagsOf(const Exchange& x, int rank) {
+  return reinterpret_cast<Flags*>(x.channel.flags[rank]);
+}
+__device__ __forceinline__ Line* linesOfSender(const Exchange& x, int receiver, int sender, uint32_t epoch) {
+  const uint64_t perSender = linesOf(x.channel.smallBytes);
+  char* lines = x.channel.flags[receiver] + flagsBytes(0, 0);
+  return reinterpret_cast<Line*>(lines) + ((epoch & 1) * x.channel.nranks + sender) * perSender;
+}
+
+// Tells every rank, this one included, that its output may be written from now on, and where. One CTA does.
+__device__ __forceinline__ void announce(const Exchange& x) {
+  const uint32_t items = 1 + x.operands;
+  if (threadIdx.x >= items * x.channel.nranks) return;
+  const uint32_t epoch = loadRelaxed(&x.channel.epoch->value) + 1;
+  for (uint32_t i = threadIdx.x; i < items * x.channel.nranks; i += blockDim.x) {
+    const uint32_t item = i % items;
+    storeLineRelease(&flagsOf(x, i / items)->entry[epoch & 1][x.channel.rank][item],
+                     item == 0 ? x.contract : x.location[item - 1], epoch);
+  }
+}
+
+// This launch's epoch, its entry, and the table. The last CTA to have read the epoch moves it on for the next launch.
+__device__ __forceinline__ void enter(const Exchange& x, CtaState& cta) {
+  const auto copy = [](void* to, const void* from, uint32_t bytes) {
+    for (uint32_t i = threadIdx.x; i < bytes / sizeof(uint64_t); i += blockDim.x) {
+      static_cast<uint64_t*>(to)[i] = static_cast<const uint64_t*>(from)[i];
+    }
+  };
+  if (blockIdx.x == 0) announce(x);
+  const uint32_t last = blockDim.x - 1;
+  if (threadIdx.x == last) cta.epoch = loadRelaxed(&x.channel.epoch->value) + 1;
+  copy(&cta.table, x.table, sizeof(WorkTable));
+  const bool fits = x.blocks <= kCachedBlocks;
+  if (fits) copy(cta.cached, x.table->blocks(), x.blocks * sizeof(Block));
+  if (threadIdx.x == 0) cta.blocks = fits ? cta.cached : x.table->blocks();
+  for (uint32_t i = threadIdx.x; i < x.operands; i += blockDim.x) {
+    cta.in[i] = reinterpret_cast<uint64_t>(x.in[i]);
+    cta.out[x.channel.rank][i] = reinterpret_cast<uint64_t>(x.out[i]);
+  }
+  __syncthreads();
+  if (threadIdx.x == last) {
+    __threadfence();
+    if (atomicInc(&x.channel.epoch->tickets, gridDim.x - 1) == gridDim.x - 1) {
+      atomicExch(&x.channel.epoch->value, cta.epoch);
+    }
+  }
+}
+
+__device__ __forceinline__ void reportError(const Exchange& x, uint32_t epoch, KernelError error, int rank) {
+  volatile HostWords* host = x.channel.host;
+  host->errorEpoch = epoch;
+  host->errorRank = rank;
+  __threadfence_system();
+  host->error = static_cast<uint32_t>(error);
+}
+
+// Reads the entries of all ranks: contracts, and where the outputs lie. Only when all contracts are this rank's own may
+// anything be stored.
+__device__ __forceinline__ bool readEntries(const Exchange& x, CtaState& cta) {
+  const int rank = x.channel.rank, nranks = x.channel.nranks;
+  const uint32_t items = 1 + x.operands;
+  bool arrived = true, agreed = true;
+  for (uint32_t i = threadIdx.x; i < items * nranks; i += blockDim.x) {
+    const int peer = i / items;
+    const uint32_t item = i % items;
+    const Line* entry = flagsOf(x, rank)->entry[cta.epoch & 1][peer];
+    const auto came = [&](uint32_t which, uint64_t& value) {
+      const Line line = loadLineAcquire(&entry[which]);
+      value = payloadOf(line);
+      return isOf(line, cta.epoch);
+    };
+    uint64_t value = kPlain;
+    arrived &= await(x.channel.host, [&] {
+      if (came(item, value)) return true;
+      // A rank with another contract may have fewer operands: the location would never come.
+      uint64_t contract;
+      const bool other = item > 0 && came(0, contract) && contract != x.contract;
+      if (other) value = kPlain;
+      return other;
+    });
+    if (item == 0) {
+      agreed &= value == x.contract;
+      cta.contract[peer] = value;
+      continue;
+    }
+    if (item == 1) cta.staged[peer] = value == kPlain;
+    if (peer != rank && value != kPlain && arrived) {
+      cta.out[peer][item - 1] = x.channel.windows[windowOf(value)].base[peer] + offsetOf(value);
+    }
+  }
+  if (__syncthreads_and(arrived && agreed)) return true;
+  if (!__syncthreads_and(arrived)) {
+    if (threadIdx.x == 0) reportError(x, cta.epoch, KernelError::Aborted, -1);
+  } else if (blockIdx.x == 0 && threadIdx.x == 0) {
+    int first = 1;
+    while (cta.contract[first] == cta.contract[0]) ++first;
+    reportError(x, cta.epoch, KernelError::Mismatch, first);
+  }
+  return false;
+}
+
+// The warps of a CTA that do one job of several, with a barrier of their own.
+struct Crew {
+  uint32_t job, barrier, lane, lanes;
+
+  // Shares the CTA's warps among `jobs`, at most one per warp.
+  __device__ __forceinline__ static Crew of(uint32_t jobs) {
+    const uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    const uint32_t job = ((warp + 1) * jobs - 1) / warps;  // its warps: [job * warps / jobs, (job + 1) * warps / jobs)
+    const uint32_t first = job * warps / jobs, end = (job + 1) * warps / jobs;
+    return {job, 1 + job, threadIdx.x - first * 32, (end - first) * 32};
+  }
+
+  __device__ __forceinline__ bool leads() const { return lane == 0; }
+  // Waits for the whole crew; whether all said yes.
+  __device__ __forceinline__ bool all(bool yes) const {
+    uint32_t result;
+    asm volatile(
+        "{\n .reg .pred mine, everyone;\n setp.ne.u32 mine, %1, 0;\n"
+        " barrier.cta.red.and.pred everyone, %2, %3, mine;\n selp.u32 %0, 1, 0, everyone;\n}"
+        : "=r"(result)
+        : "r"(static_cast<uint32_t>(yes)), "r"(barrier), "r"(lanes)
+        : "memory");
+    return result != 0;
+  }
+};
+
+// One launch of one CTA, direct or staged by receiver. Every CTA has its own lane to every peer: it waits for no other
+// CTA of its rank.
+template <int kInFlight, class Memory>
+struct Lanes {
+  const Exchange& x;
+  CtaState& cta;
+  const int rank = x.channel.rank, nranks = x.channel.nranks;
+
+  __device__ __forceinline__ uint32_t chunks(const Stream& stream) const {
+    return static_cast<uint32_t>(chunksOf(stream.bytes, x.tileBytes, blockIdx.x, gridDim.x));
+  }
+  __device__ __forceinline__ void copyPart(const Stream& stream, const Tile& tile, const Place& src, const Place& dst,
+                                           uint32_t lane, uint32_t lanes) {
+    copyTile<kInFlight, Memory>(cta.blocks + stream.firstBlock, stream.blocks, tile, src, dst, lane, lanes);
+  }
+  __device__ __forceinline__ bool awaitFlag(const Crew& crew, const uint64_t* flag, uint32_t count) {
+    const uint64_t value = flagValue(cta.epoch, count);
+    return crew.all(!crew.leads() || await(x.channel.host, [&] { return reached(flag, value); }));
+  }
+
+  // A direct peer's stream, or the own share, with `lanes` lanes of every CTA.
+  __device__ __forceinline__ void copyWhole(int peer, uint32_t lane, uint32_t lanes) {
+    const Stream& stream = cta.table.send[peer];
+    copyPart(stream, {0, stream.bytes}, placeOf(cta.in), placeOf(cta.out[peer]), blockIdx.x * lanes + lane,
+             gridDim.x * lanes);
+  }
+
+  // Everything that needs no slot, the own share included. Where there is little, each peer has warps of its own, so
+  // that latencies do not add up; else all warps go from peer to peer, each rank starting at another.
+  __device__ __forceinline__ void copyDirect() {
+    uint32_t n = 0;
+    uint64_t bytes = 0;
+    for (int peer = 0; peer < nranks; ++peer) {
+      if (peer != rank && cta.staged[peer]) continue;
+      ++n;
+      bytes += cta.table.send[peer].bytes;
+    }
+    const bool little = bytes <= kLittleUnits * kUnit * gridDim.x * blockDim.x && n <= blockDim.x / 32;
+    const Crew crew = little ? Crew::of(n) : Crew{0, 0, threadIdx.x, blockDim.x};
+    uint32_t job = 0;
+    for (int step = 1; step <= nranks; ++step) {
+      const int peer = (rank + step) % nranks;
+      if (peer != rank && cta.staged[peer]) continue;
+      if (!little || job++ == crew.job) copyWhole(peer, crew.lane, crew.lanes);
+    }
+  }
+
+  // This CTA's chunks for a staged peer, each as soon as its slot is free.
+  __device__ bool push(int peer, const Crew& crew) {
+    const Stream& stream = cta.table.send[peer];
+    const uint32_t n = chunks(stream);
+    uint64_t* landed = &flagsOf(x, peer)->landed[rank][blockIdx.x];
+    for (uint32_t k = 0; k < n; ++k) {
+      if (k >= kSlots && !awaitFlag(crew, &flagsOf(x, rank)->credit[peer][blockIdx.x], k - kSlots + 1)) return false;
+      const Tile tile = tileOf(stream.bytes, x.tileBytes, k, blockIdx.x, gridDim.x);
+      const uint64_t slot = reinterpret_cast<uint64_t>(x.channel.staging[peer]) +
+                            slotOffset(peer, rank, blockIdx.x, gridDim.x, k, x.tileBytes);
+      copyPart(stream, tile, placeOf(cta.in), slotPlace(slot, tile.begin), crew.lane, crew.lanes);
+      crew.all(true);
+      if (crew.leads() && k + 1 < n) storeRelease(landed, flagValue(cta.epoch, k + 1));
+    }
+    if (crew.leads()) storeRelease(landed, flagValue(cta.epoch, kAllLanded));
+    return true;
+  }
+
+  // A peer's chunks for this CTA from their slots to this rank's output.
+  __device__ bool drain(int peer, const Crew& crew) {
+    const Stream& stream = cta.table.recv[peer];
+    const uint32_t n = chunks(stream);
+    for (uint32_t k = 0; k < n; ++k) {
+      if (!awaitFlag(crew, &flagsOf(x, rank)->landed[peer][blockIdx.x], k + 1)) return false;
+      const Tile tile = tileOf(stream.bytes, x.tileBytes, k, blockIdx.x, gridDim.x);
+      const uint64_t slot = reinterpret_cast<uint64_t>(x.channel.staging[rank]) +
+                            slotOffset(rank, peer, blockIdx.x, gridDim.x, k, x.tileBytes);
+      copyPart(stream, tile, slotPlace(slot, tile.begin), placeOf(cta.out[rank]), crew.lane, crew.lanes);
+      crew.all(true);
+      if (crew.leads() && k + kSlots < n) {
+        storeRelease(&flagsOf(x, peer)->credit[rank][blockIdx.x], flagValue(cta.epoch, k + 1));
+      }
+    }
+    return true;
+  }
+
+  // Pushes and drains run beside each other, so chunk k + 1 is on its way while chunk k is copied out.
+  __device__ __forceinline__ bool runStaged() {
+    const int drains = cta.staged[rank] ? nranks - 1 : 0;
+    int pushes = 0;
+    for (int peer = 0; peer < nranks; ++peer) pushes += peer != rank && cta.staged[peer];
+    if (pushes + drains == 0) return true;
+    const Crew crew = Crew::of(pushes + drains);
+    const int job = crew.job;
+    if (job < drains) return drain((rank + nranks - 1 - job) % nranks, crew);
+    int peer = rank;
+    for (int left = job - drains; left >= 0; left -= cta.staged[peer]) peer = (peer + 1) % nranks;
+    return push(peer, crew);
+  }
+
+  __device__ __forceinline__ void run() {
+    const int me = threadIdx.x;  // threads of the first warp speak for one peer each
+    const bool isPeer = me < nranks && me != rank;
+    copyDirect();
+    __syncthreads();
+    if (isPeer && !cta.staged[me]) {
+      storeRelease(&flagsOf(x, me)->landed[rank][blockIdx.x], flagValue(cta.epoch, kAllLanded));
+    }
+    bool arrived = runStaged();
+    if (arrived && isPeer) {
+      const uint64_t* landed = &flagsOf(x, rank)->landed[me][blockIdx.x];
+      arrived = await(x.channel.host, [&] { return reached(landed, flagValue(cta.epoch, kAllLanded)); });
+    }
+    if (!arrived) reportError(x, cta.epoch, KernelError::Aborted, -1);
+  }
+};
+
+template <int kInFlight, class Memory>
+__global__ void __launch_bounds__(kThreads, 1) exchangeKernel(const __grid_constant__ Exchange x) {
+  __shared__ CtaState cta;
+  enter(x, cta);
+  if (!readEntries(x, cta)) return;
+  Lanes<kInFlight, Memory>{x, cta}.run();
+}
+
+// The small-message path. Lines need no permission: this parity's were last written two epochs ago, and this rank has
+// been through the epoch between, which took the peer's entry of that epoch and so the end of its kernel before.
+
+// Calls visit(address, bytes) for what byte `at`'s line of a stream is made of on one side: once where one aligned
+// access does, else byte by byte. Lines never reach over two blocks.
+template <class Visit>
+__device__ __forceinline__ void visitLine(const Block* blocks, uint32_t n, uint64_t at, const uint64_t* operands,
+                                          Side Block::*sideOf, const Visit& visit) {
+  const Block& block = blocks[blockAt(blocks, n, at)];
+  if (at < block.begin) return;  // between two blocks
+  const Side& side = block.*sideOf;
+  const uint64_t base = operands[block.operand], left = block.bytes() - (at - block.begin);
+  const uint32_t first = static_cast<uint32_t>(at - block.begin), rowBytes = static_cast<uint32_t>(block.rowBytes),
+                 rows = static_cast<uint32_t>(block.rows);
+  uint32_t row = first / rowBytes, column = first % rowBytes, count = row / rows;
+  row %= rows;
+  uint64_t address = base + side.offset + count * side.step + row * side.pitch + column;
+  if (((base | side.offset | side.pitch | side.step | block.rowBytes) % kLineBytes) == 0) {
+    visit(address, 0, true);
+    return;
+  }
+  for (uint32_t i = 0; i < kLineBytes && i < left; ++i) {
+    visit(address, i, false);
+    ++address;
+    if (++column < rowBytes) continue;
+    column = 0;
+    address += side.pitch - rowBytes;
+    if (++row < rows) continue;
+    row = 0;
+    address += side.step - rows * side.pitch;
+  }
+}
+
+__device__ __forceinline__ void sendLine(const Exchange& x, const CtaState& cta, int peer, uint32_t line) {
+  const Stream& stream = cta.table.send[peer];
+  uint64_t payload = 0;
+  visitLine(cta.blocks + stream.firstBlock, stream.blocks, uint64_t{line} * kLineBytes, cta.in, &Block::src,
+            [&](uint64_t address, uint32_t i, bool whole) {
+              if (whole) {
+                payload = *reinterpret_cast<const uint64_t*>(address);
+              } else {
+                payload |= static_cast<uint64_t>(*reinterpret_cast<const uint8_t*>(address)) << (8 * i);
+              }
+            });
+  storeLine(linesOfSender(x, peer, x.channel.rank, cta.epoch) + line, payload, cta.epoch);
+}
+
+__device__ __forceinline__ void placeLine(const Exchange& x, const CtaState& cta, int peer, uint32_t line,
+                                          uint64_t payload) {
+  const Stream& stream = cta.table.recv[peer];
+  visitLine(cta.blocks + stream.firstBlock, stream.blocks, uint64_t{line} * kLineBytes, cta.out[x.channel.rank],
+            &Block::dst, [&](uint64_t address, uint32_t i, bool whole) {
+              if (whole) {
+                *reinterpret_cast<uint64_t*>(address) = payload;
+              } else {
+                *reinterpret_cast<uint8_t*>(address) = static_cast<uint8_t>(payload >> (8 * i));
+              }
+            });
+}
+
+// Line `index` of all streams one after the other, the next rank's first: whose it is, and which of that stream.
+struct LineOf {
+  int peer;
+  uint32_t line;
+};
+__device__ __forceinline__ LineOf findLine(const Stream* streams, int rank, int nranks, uint32_t index) {
+  int peer = rank;
+  for (int step = 1; step < nranks; ++step) {
+    peer = peer + 1 == nranks ? 0 : peer + 1;
+    const uint32_t lines = static_cast<uint32_t>(linesOf(streams[peer].bytes));
+    if (index < lines) break;
+    index -= lines;
+  }
+  return {peer, index};
+}
+__device__ __forceinline__ uint32_t countLines(const Stream* streams, int rank, int nranks) {
+  uint64_t lines = 0;
+  for (int peer = 0; peer < nranks; ++peer) lines += peer == rank ? 0 : linesOf(streams[peer].bytes);
+  return static_cast<uint32_t>(lines);
+}
+
+template <int kInFlight, class Memory>
+__global__ void __launch_bounds__(kThreads, 1) smallExchangeKernel(const __grid_constant__ Exchange x) {
+  __shared__ CtaState cta;
+  enter(x, cta);
+  const int rank = x.channel.rank, nranks = x.channel.nranks;
+  const uint32_t lane = blockIdx.x * blockDim.x + threadIdx.x, lanes = gridDim.x * blockDim.x;
+  const uint32_t sends = countLines(cta.table.send, rank, nranks), receives = countLines(cta.table.recv, rank, nranks);
+  for (uint32_t i = lane; i < sends; i += lanes) {
+    const LineOf found = findLine(cta.table.send, rank, nranks, i);
+    sendLine(x, cta, found.peer, found.line);
+  }
+  if (!readEntries(x, cta)) return;
+  // From the last lane on: the first ones are busy with lines.
+  const Stream& own = cta.table.send[rank];
+  copyTile<kInFlight, Memory>(cta.blocks + own.firstBlock, own.blocks, {0, own.bytes}, placeOf(cta.in),
+                              placeOf(cta.out[rank]), lanes - 1 - lane, lanes);
+  for (uint32_t i = lane; i < receives; i += kInFlight * lanes) {
+    LineOf found[kInFlight];
+    Line lines[kInFlight];
+    ULYSSES_UNROLL
+    for (int j = 0; j < kInFlight; ++j) {
+      if (i + j * lanes >= receives) continue;
+      found[j] = findLine(cta.table.recv, rank, nranks, i + j * lanes);
+      lines[j] = loadLine(linesOfSender(x, rank, found[j].peer, cta.epoch) + found[j].line);
+    }
+    ULYSSES_UNROLL
+    for (int j = 0; j < kInFlight; ++j) {
+      if (i + j * lanes >= receives) continue;
+      const bool arrived = await(x.channel.host, [&] {
+        if (isOf(lines[j], cta.epoch)) return true;
+        lines[j] = loadLine(linesOfSender(x, rank, found[j].peer, cta.epoch) + found[j].line);
+        return false;
+      });
+      if (!arrived) return reportError(x, cta.epoch, KernelError::Aborted, -1);
+      placeLine(x, cta, found[j].peer, found[j].line, payloadOf(lines[j]));
+    }
+  }
+}
+
+}  // namespace ulysses::device
