@@ -16,8 +16,9 @@ namespace {
 Status runtimeStatus(cudaError_t error, const char* what, int device) {
   if (error == cudaSuccess) return {};
   cudaGetLastError();
-  return Status(error == cudaErrorMemoryAllocation ? ulyssesOutOfMemory : ulyssesUnhandledCudaError,
-                formatText("{} on device {}: {} ({})", what, device, cudaGetErrorString(error), cudaGetErrorName(error)));
+  return Status(
+      error == cudaErrorMemoryAllocation ? ulyssesOutOfMemory : ulyssesUnhandledCudaError,
+      formatText("{} on device {}: {} ({})", what, device, cudaGetErrorString(error), cudaGetErrorName(error)));
 }
 
 // libcuda's functions, by way of the runtime: the library links no libcuda.
@@ -46,9 +47,9 @@ struct Driver {
     if (result == CUDA_SUCCESS) return {};
     const char* text = nullptr;
     getErrorString(result, &text);
-    return Status(result == CUDA_ERROR_OUT_OF_MEMORY ? ulyssesOutOfMemory : ulyssesUnhandledCudaError,
-                  formatText("{} on device {}: {} ({})", what, device, text ? text : "unknown error",
-                              static_cast<int>(result)));
+    return Status(
+        result == CUDA_ERROR_OUT_OF_MEMORY ? ulyssesOutOfMemory : ulyssesUnhandledCudaError,
+        formatText("{} on device {}: {} ({})", what, device, text ? text : "unknown error", static_cast<int>(result)));
   }
 
  private:
@@ -97,8 +98,9 @@ constexpr size_t kLegacyGranularity = 2u << 20;  // what a legacy handle shares,
 Status outOfMemory(size_t wanted, int device, const Status& cause) {
   size_t free = 0, total = 0;
   if (cudaMemGetInfo(&free, &total) != cudaSuccess) cudaGetLastError();
-  return Status(ulyssesOutOfMemory, formatText("device {} has no room for a window: {} bytes wanted, {} free of {} ({})",
-                                                device, wanted, free, total, cause.message()));
+  return Status(ulyssesOutOfMemory,
+                formatText("device {} has no room for a window: {} bytes wanted, {} free of {} ({})", device, wanted,
+                           free, total, cause.message()));
 }
 
 }  // namespace
@@ -230,8 +232,8 @@ Result<std::shared_ptr<DeviceMemory>> DeviceMemory::adopt(void* ptr, size_t byte
       memory->fd_.reset(fd);
       return memory;
     }
-    return Status(ulyssesNotSupported,
-                  formatText("{} was not made shareable: {}", ptr, driver.status(exported, "export", device).message()));
+    return Status(ulyssesNotSupported, formatText("{} was not made shareable: {}", ptr,
+                                                  driver.status(exported, "export", device).message()));
   }
   cudaIpcMemHandle_t legacy;
   const Status status = runtimeStatus(cudaIpcGetMemHandle(&legacy, ptr), "cudaIpcGetMemHandle", device);
@@ -249,18 +251,17 @@ Result<std::shared_ptr<DeviceMemory>> DeviceMemory::open(const Offer& offer, Uni
     cudaIpcMemHandle_t handle;
     std::memcpy(&handle, offer.legacyHandle, sizeof handle);
     void* ptr = nullptr;
-    ULYSSES_TRY(runtimeStatus(cudaIpcOpenMemHandle(&ptr, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle",
-                              device));
+    ULYSSES_TRY(runtimeStatus(cudaIpcOpenMemHandle(&ptr, handle, cudaIpcMemLazyEnablePeerAccess),
+                              "cudaIpcOpenMemHandle", device));
     memory->held_ = Held::LegacyMapping;
     memory->address_ = reinterpret_cast<uint64_t>(ptr) + offer.offset;
   } else {
     const Driver& driver = Driver::instance();
     if (!driver.complete) return Status(ulyssesNotSupported, "the CUDA driver has no virtual memory management");
     CUmemGenericAllocationHandle handle = 0;
-    ULYSSES_TRY(driver.status(
-        driver.importHandle(&handle, reinterpret_cast<void*>(static_cast<intptr_t>(fd.get())),
-                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
-        "cuMemImportFromShareableHandle", device));
+    ULYSSES_TRY(driver.status(driver.importHandle(&handle, reinterpret_cast<void*>(static_cast<intptr_t>(fd.get())),
+                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+                              "cuMemImportFromShareableHandle", device));
     const Status mapped = memory->mapVmm(handle, offer.mappedBytes, device);
     driver.release(handle);
     ULYSSES_TRY(mapped);
@@ -279,8 +280,10 @@ Result<std::shared_ptr<DeviceMemory>> DeviceMemory::open(const std::shared_ptr<D
       ULYSSES_TRY(owner->letIn(device));
     } else {
       const cudaError_t error = cudaDeviceEnablePeerAccess(owner->device_, 0);
-      if (error == cudaErrorPeerAccessAlreadyEnabled) cudaGetLastError();
-      else ULYSSES_TRY(runtimeStatus(error, "cudaDeviceEnablePeerAccess", device));
+      if (error == cudaErrorPeerAccessAlreadyEnabled)
+        cudaGetLastError();
+      else
+        ULYSSES_TRY(runtimeStatus(error, "cudaDeviceEnablePeerAccess", device));
     }
   }
   std::shared_ptr<DeviceMemory> memory(new DeviceMemory);

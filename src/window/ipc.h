@@ -1,5 +1,5 @@
-// Device memory that the GPUs of other ranks can write: VMM allocations shared as file descriptors, legacy CUDA IPC where
-// those can't be had. Ranks of one process use each other's addresses.
+// Device memory that the GPUs of other ranks can write: VMM allocations shared as file descriptors, legacy CUDA IPC
+// where those can't be had. Ranks of one process use each other's addresses.
 //
 // Nothing here may run while a kernel that waits for another rank may be on the device: the driver may synchronise.
 #pragma once
@@ -49,8 +49,8 @@ class DeviceMemory {
   // ulyssesOutOfMemory gives the wanted and the free bytes.
   static Result<std::shared_ptr<DeviceMemory>> create(size_t bytes, int device);
 
-  // The caller's own device memory, which stays the caller's and must outlive this. ulyssesNotSupported where it can't be
-  // exported.
+  // The caller's own device memory, which stays the caller's and must outlive this. ulyssesNotSupported where it can't
+  // be exported.
   static Result<std::shared_ptr<DeviceMemory>> adopt(void* ptr, size_t bytes, int device);
 
   // Another rank's memory, for this rank's device. Of another process: `fd` is the descriptor that came with the offer.
