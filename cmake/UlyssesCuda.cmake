@@ -17,7 +17,8 @@ endif()
 
 if(ULYSSES_HAS_CUDA)
   set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
-  # CMake before 3.28 knows no C++20 for nvcc and drops the standard silently: pass it by hand.
+  # CMake 3.25 drops C++20 for nvcc silently: it is passed by hand, and CMake kept from adding a standard behind it.
+  set(CMAKE_CUDA_EXTENSIONS ON)
   add_library(ulysses_cuda_options INTERFACE)
   target_compile_options(ulysses_cuda_options INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers>)
