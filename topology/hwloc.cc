@@ -17,8 +17,9 @@ Topology load(bool withIo) {
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) return nullptr;
   Topology topology(raw);
-  // hwloc's GPU plugins start the GPU runtimes in this process, which a host-memory run must not do.
-  for (const char* plugin : {"cuda", "nvml", "opencl", "rsmi", "levelzero", "gl"})
+  // hwloc's GPU plugins start the GPU runtimes in this process, which a host-memory run must not do. Its PCI plugin
+  // leaks, and on Linux hwloc lists the devices without it.
+  for (const char* plugin : {"cuda", "nvml", "opencl", "rsmi", "levelzero", "gl", "pci"})
     hwloc_topology_set_components(raw, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, plugin);
   hwloc_topology_set_io_types_filter(raw, withIo ? HWLOC_TYPE_FILTER_KEEP_IMPORTANT : HWLOC_TYPE_FILTER_KEEP_NONE);
   if (hwloc_topology_load(raw) != 0) return nullptr;
