@@ -9,11 +9,6 @@
 namespace ulysses {
 namespace {
 
-Status checkStream(ulyssesStream_t stream) {
-  if (stream == nullptr) return {};
-  return Status(ulyssesInvalidArgument, "on host memory the stream is NULL");
-}
-
 // What is wrong with the arguments by themselves.
 Status checkEager(const Contract::Geometry& g, ulyssesStream_t stream) {
   if (elementBytes(static_cast<int>(g.dtype)) == 0)
@@ -21,14 +16,6 @@ Status checkEager(const Contract::Geometry& g, ulyssesStream_t stream) {
   if (g.direction > ulyssesGatherHeads)
     return Status(ulyssesInvalidArgument, formatText("direction is {}, not a ulyssesDirection_t", g.direction));
   return checkStream(stream);
-}
-
-// Now, or at the group's end.
-template <class Job>
-Status nowOrLater(const std::shared_ptr<Communicator>& comm, Job job) {
-  if (!group::active()) return job();
-  group::add(comm.get(), std::move(job));
-  return {};
 }
 
 Status eager(ulyssesComm_t handle, Operation operation, Contract::Geometry geometry, const void* sendbuff,

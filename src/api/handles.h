@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "api/communicator.h"
+#include "api/group.h"
 #include "api/plan.h"
+#include "param/param_communicator.h"
 
 // A handle is known by its mark; a destroyed one has lost it.
 struct ulyssesComm {
@@ -20,6 +22,11 @@ struct ulyssesPlan {
   static constexpr uint64_t kMark = 0x756c79737365706c;
   uint64_t mark = kMark;
   std::shared_ptr<ulysses::Plan> object;
+};
+struct ulyssesParamComm {
+  static constexpr uint64_t kMark = 0x756c79737365706d;
+  uint64_t mark = kMark;
+  std::shared_ptr<ulysses::ParamCommunicator> object;
 };
 
 namespace ulysses {
@@ -59,6 +66,19 @@ template <class Handle>
 void closeHandle(Handle* handle) {
   handle->mark = 0;
   delete handle;
+}
+
+inline Status checkStream(ulyssesStream_t stream) {
+  if (stream == nullptr) return {};
+  return Status(ulyssesInvalidArgument, "on host memory the stream is NULL");
+}
+
+// Runs a call of `comm` now, or at the group's end.
+template <class Job>
+Status nowOrLater(const std::shared_ptr<Communicator>& comm, Job job) {
+  if (!group::active()) return job();
+  group::add(comm.get(), std::move(job));
+  return {};
 }
 
 }  // namespace ulysses

@@ -26,7 +26,16 @@ std::string ineligibleText(uint32_t bits) {
   return "it is not eligible for the fused path";
 }
 
-bool isFlat(Operation operation) { return operation == Operation::AllGather || operation == Operation::AllToAll; }
+// What the contract's batch counts.
+const char* batchName(Operation operation) {
+  switch (operation) {
+    case Operation::AllGather:
+    case Operation::AllToAll: return "count";
+    case Operation::ParamAcquire:
+    case Operation::ParamSetBudget: return "parameter communicator";
+    default: return "batch";
+  }
+}
 
 // The first field in which two geometries differ, or "".
 std::string geometryDifference(const Contract& a, int rankA, const Contract& b, int rankB) {
@@ -44,7 +53,7 @@ std::string geometryDifference(const Contract& a, int rankA, const Contract& b, 
                           std::string(dataTypeFacts(static_cast<int>(y.dtype)).name));
   if (x.direction != y.direction)
     return differenceText("direction", rankA, directionName(x.direction), rankB, directionName(y.direction));
-  if (x.batch != y.batch) return number(isFlat(a.operation) ? "count" : "batch", x.batch, y.batch);
+  if (x.batch != y.batch) return number(batchName(a.operation), x.batch, y.batch);
   if (x.seq != y.seq) return number("seq", x.seq, y.seq);
   if (x.heads != y.heads) return number("heads", x.heads, y.heads);
   if (x.headDim != y.headDim) return number("headDim", x.headDim, y.headDim);

@@ -45,7 +45,8 @@ struct Contract {
   // Must be equal on all ranks; a difference is ulyssesMismatch and named.
   struct Geometry {
     uint32_t direction = 0, dtype = 0;
-    uint64_t batch = 0, seq = 0, heads = 0, headDim = 0;  // flat collectives: batch = count of elements
+    uint64_t batch = 0, seq = 0, heads = 0, headDim = 0;  // batch: of flat collectives the count of elements,
+                                                          // of parameter groups the number of their communicator
     uint64_t object = 0;                                  // number of the plan or parameter group
     uint64_t operands = 0;
     uint64_t version = 0;                    // of the parameter group
