@@ -108,6 +108,7 @@ TEST_CASE("parameters: every row is read") {
   CHECK(with("ULYSSES_SOCKET_IFNAME", "eth0").socketIfname == "eth0");
   CHECK(with("ULYSSES_DEBUG", "TRACE").debug == "trace");
   CHECK(with("ULYSSES_DEBUG_FILE", "log.%p").debugFile == "log.%p");
+  CHECK(with("ULYSSES_DUMP_DIR", "/x").dumpDir == "/x");
 }
 
 TEST_CASE("parameters: a bad value leaves every default") {
@@ -171,7 +172,13 @@ TEST_CASE("parameters: the table names each once, with its text and the value in
     CHECK_FALSE(row.defaultValue.empty());
     CHECK(row.currentValue == row.defaultValue);
   }
-  CHECK(names.size() == 15);
+  for (const char* name : {"ULYSSES_A2A", "ULYSSES_MEMORY", "ULYSSES_A2A_LONG_TRAINING", "ULYSSES_RESIDENCY",
+                           "ULYSSES_KERNEL_REVISION", "ULYSSES_WINDOW_CAP", "ULYSSES_STAGING", "ULYSSES_MAX_CTAS",
+                           "ULYSSES_PATH", "ULYSSES_TIMEOUT", "ULYSSES_HOSTID", "ULYSSES_TOPO_FILE",
+                           "ULYSSES_SOCKET_IFNAME", "ULYSSES_DEBUG", "ULYSSES_DEBUG_FILE", "ULYSSES_DUMP_DIR"}) {
+    INFO(name);
+    CHECK(names.count(name) == 1);
+  }
   environment.set("ULYSSES_STAGING", "8M");
   CHECK(rowOf("ULYSSES_STAGING").currentValue == "8M");
   environment.set("ULYSSES_STAGING", "8q");
@@ -179,8 +186,9 @@ TEST_CASE("parameters: the table names each once, with its text and the value in
 }
 
 TEST_CASE("parameters: the defaults that the table prints are those of the struct") {
-  for (const char* name : {"ULYSSES_A2A", "ULYSSES_MEMORY", "ULYSSES_A2A_LONG_TRAINING", "ULYSSES_KERNEL_REVISION",
-                           "ULYSSES_STAGING", "ULYSSES_MAX_CTAS", "ULYSSES_PATH", "ULYSSES_DEBUG"}) {
+  for (const char* name :
+       {"ULYSSES_A2A", "ULYSSES_MEMORY", "ULYSSES_A2A_LONG_TRAINING", "ULYSSES_KERNEL_REVISION", "ULYSSES_STAGING",
+        "ULYSSES_MAX_CTAS", "ULYSSES_PATH", "ULYSSES_DEBUG", "ULYSSES_DUMP_DIR"}) {
     INFO(name);
     CHECK(with(name, rowOf(name).defaultValue) == Parameters{});
   }
