@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include <ulysses/ulysses_nccl.h>
+
 #include "api/group.h"
 #include "api/handles.h"
 #include "api/outputs.h"
@@ -163,6 +165,14 @@ ulyssesResult_t ulyssesInternalTransport_v1(ulyssesComm_t* comm, const ulyssesOo
   });
 }
 
+ulyssesResult_t ulyssesCommInitNccl(ulyssesComm_t* comm, struct ncclComm*, const ulyssesConfig_t*) {
+  return guarded([&]() -> Status {
+    if (comm == nullptr) return Status(ulyssesInvalidArgument, "comm is NULL");
+    *comm = nullptr;
+    return Status(ulyssesNotSupported, "this version cannot take over an NCCL communicator; use ulyssesCommInitRank");
+  });
+}
+
 ulyssesResult_t ulyssesCommSplit(ulyssesComm_t comm, int color, int key, ulyssesComm_t* newcomm,
                                  const ulyssesConfig_t* config) {
   return guarded([&]() -> Status {
@@ -242,7 +252,7 @@ ulyssesResult_t ulyssesCommCuDevice(ulyssesComm_t comm, int* device) {
   return guarded([&]() -> Status {
     ULYSSES_ASSIGN(auto c, open(comm, "comm"));
     if (device == nullptr) return Status(ulyssesInvalidArgument, "device is NULL");
-    *device = -1;
+    *device = c->device();
     return {};
   });
 }

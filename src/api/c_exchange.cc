@@ -10,21 +10,21 @@ namespace ulysses {
 namespace {
 
 // What is wrong with the arguments by themselves.
-Status checkEager(const Contract::Geometry& g, ulyssesStream_t stream) {
+Status checkEager(const Communicator& comm, const Contract::Geometry& g, ulyssesStream_t stream) {
   if (elementBytes(static_cast<int>(g.dtype)) == 0)
     return Status(ulyssesInvalidArgument, formatText("dtype is {}, not a ulyssesDataType_t", g.dtype));
   if (g.direction > ulyssesGatherHeads)
     return Status(ulyssesInvalidArgument, formatText("direction is {}, not a ulyssesDirection_t", g.direction));
-  return checkStream(stream);
+  return comm.onDevice() ? Status() : checkStream(stream);
 }
 
 Status eager(ulyssesComm_t handle, Operation operation, Contract::Geometry geometry, const void* sendbuff,
              void* recvbuff, ulyssesStream_t stream) {
   ULYSSES_ASSIGN(const std::shared_ptr<Communicator> c, open(handle, "comm"));
   geometry.operands = 1;
-  if (!group::active()) return c->runEager(operation, geometry, sendbuff, recvbuff, checkEager(geometry, stream));
-  group::add(c.get(), [=] { return c->runEager(operation, geometry, sendbuff, recvbuff, checkEager(geometry, stream)); });
-  return {};
+  return nowOrLater(c, [=] {
+    return c->runEager(operation, geometry, sendbuff, recvbuff, stream, checkEager(*c, geometry, stream));
+  });
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ ulyssesResult_t ulyssesPlanExecute(ulyssesPlan_t plan, const void* const in[], v
                                    ulyssesStream_t stream) {
   return guarded([&]() -> Status {
     ULYSSES_ASSIGN(std::shared_ptr<Plan> p, open(plan, "plan"));
-    return p->enqueue(in, out, checkStream(stream));
+    return p->enqueue(in, out, stream);
   });
 }
 

@@ -36,13 +36,14 @@ Status Communicator::run(const Call& call) {
 }
 
 Status Communicator::runEager(Operation operation, const Contract::Geometry& geometry, const void* in, void* out,
-                              Status local) {
+                              ulyssesStream_t stream, Status local) {
   Entry entry(*this);
   Call call;
   call.operation = operation;
   call.geometry = geometry;
   call.in = &in;
   call.out = &out;
+  call.stream = stream;
   if (local.ok()) local = entry.check();
   if (local.ok()) {
     Result<const Schedule*> made = schedule(operation, geometry);
@@ -55,7 +56,7 @@ Status Communicator::runEager(Operation operation, const Contract::Geometry& geo
 
 Status Communicator::runEntered(const Call& call) {
   recorder_->begin(call.operation, call.geometry);
-  Status status = nranks_ == 1 ? runAlone(call) : perform(call);
+  Status status = nranks_ == 1 ? runAlone(call) : onDevice() && call.schedule != nullptr ? performOnDevice(call) : perform(call);
   recorder_->end(status, call.schedule != nullptr ? lastPath_.load(std::memory_order_relaxed) : "");
   if (status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError) dumpOnce();
   return status;
@@ -77,20 +78,21 @@ Status Communicator::perform(const Call& checked) {
       mine.out[i] = registrar_ && !small ? registrar_->locate(checked.out[i], checked.schedule->outExtent[i]) : Location{};
   }
   mine.setLocalStatus(checked.local);
-  Verdict verdict;
-  ULYSSES_TRY(agree(checked, mine, &verdict, deadline));
-  if (!verdict.status.ok()) return verdict.status;
+  Judgement judgement;
+  ULYSSES_TRY(agree(checked, mine, &judgement, deadline));
+  if (!judgement.status.ok()) return judgement.status;
   if (!small) recorder_->moving();
   if (checked.schedule == nullptr || checked.schedule->empty()) return {};
-  return move(checked, verdict, small, deadline);
+  return move(checked, judgement, small, deadline);
 }
 
 // The round of one call: everybody's contract, and the judgement that all ranks reach.
-Status Communicator::agree(const Call& call, Contract& mine, Verdict* verdict, Deadline deadline) {
+Status Communicator::agree(const Call& call, Contract& mine, Judgement* judgement, Deadline deadline) {
+  mine.fusedOnly = parameters_.a2a == A2AMode::Fused;
   if (registrar_) {
     mine.freeWindowBytes = registrar_->freeBytes() + stagingBytes_;
     mine.firstStagingBytes = hooks::initialStagingBytes();
-    const std::span<const uint32_t> freed = registrar_->untold(Contract::kMaxFreed);
+    const std::span<const uint32_t> freed = registrar_->unannounced(Contract::kMaxFreed);
     mine.freedCount = static_cast<uint32_t>(freed.size());
     std::copy(freed.begin(), freed.end(), mine.freed);
   }
@@ -100,26 +102,25 @@ Status Communicator::agree(const Call& call, Contract& mine, Verdict* verdict, D
   for (int r = 0; r < nranks_; ++r)
     contracts_[static_cast<size_t>(r)] = reinterpret_cast<const Contract*>(agreement_->record(r));
   if (registrar_) {
-    registrar_->told(mine.freedCount);
     for (int r = 0; r < nranks_; ++r)
-      for (uint32_t i = 0; r != rank_ && i < contracts_[static_cast<size_t>(r)]->freedCount; ++i)
+      for (uint32_t i = 0; i < contracts_[static_cast<size_t>(r)]->freedCount; ++i)
         registrar_->drop(r, contracts_[static_cast<size_t>(r)]->freed[i]);
   }
-  *verdict = judge(contracts_);
-  if (!verdict->status.ok())
-    ULYSSES_LOG(Info, -1, "{}: {}", operationName(call.operation), verdict->status.message());
+  *judgement = judge(contracts_);
+  if (!judgement->status.ok())
+    ULYSSES_LOG(Info, -1, "{}: {}", operationName(call.operation), judgement->status.message());
   return {};
 }
 
-Status Communicator::move(const Call& call, const Verdict& verdict, bool small, Deadline deadline) {
+Status Communicator::move(const Call& call, const Judgement& judgement, bool small, Deadline deadline) {
   const Transfer transfer{*call.schedule, call.in, call.out, contracts_, deadline};
-  if (!verdict.fused) return moveByFallback(transfer, verdict.reason);
+  if (!judgement.fused) return moveByFallback(transfer, judgement.reason);
   if (small) {
     host_->unpackInline(transfer);
     noteCall(true, "staged", "the payload lay beside the contract");
     return {};
   }
-  std::string reason = registrar_ ? "" : "memory cannot be shared with every rank";
+  std::string reason = registrar_ ? "" : noWindows_;
   if (reason.empty() && anyPlainOutput(contracts_)) ULYSSES_TRY(ensureStaging(transfer, &reason));
   if (!reason.empty()) return moveByFallback(transfer, reason);
   bool staged = false;
@@ -159,8 +160,7 @@ Status Communicator::ensureStaging(const Transfer& transfer, std::string* reason
   // The window before is drained: every transfer through it has ended on all ranks, and all give it back now. The
   // contracts of this call are read before the memory changes hands; a round of the setup reuses nothing of them.
   if (staging_ != 0) {
-    registrar_->release(staging_);
-    for (int r = 0; r < nranks_; ++r) registrar_->drop(r, staging_);
+    registrar_->retire(staging_);
     staging_ = 0;
     stagingBytes_ = 0;
   }
@@ -179,6 +179,9 @@ Status Communicator::ensureStaging(const Transfer& transfer, std::string* reason
 }
 
 Status Communicator::moveByFallback(const Transfer& transfer, const std::string& reason) {
+  for (int r = 0; r < nranks_; ++r)
+    if (contracts_[static_cast<size_t>(r)]->fusedOnly != 0)
+      return Status(ulyssesNotSupported, formatText("not fused ({}), and rank {} accepts nothing else (ULYSSES_A2A=fused)", reason, r));
   if (!fallback_)
     return Status(ulyssesNotSupported, formatText("not fused ({}), and this communicator has no fallback", reason));
   ULYSSES_TRY(fallback_->exchange(transfer));
@@ -190,13 +193,14 @@ Status Communicator::moveByFallback(const Transfer& transfer, const std::string&
 Status Communicator::runAlone(const Call& call) {
   if (!call.local.ok()) return call.local;
   if (call.schedule == nullptr || call.schedule->empty()) return {};
+  noteCall(true, "direct", "one rank");
+  if (onDevice()) return copyOnDevice(*call.schedule, call.in, call.out, call.stream);
   for (size_t i = 0; i < call.schedule->operands; ++i)
     for (const layout::BlockCopy& c : call.schedule->shares[0][i].direct.copies()) {
       const auto* src = static_cast<const std::byte*>(call.in[i]);
       auto* dst = static_cast<std::byte*>(call.out[i]);
       if (src + c.srcOffset != dst + c.dstOffset) copyBlock(c, src, dst, Store::Cached);
     }
-  noteCall(true, "direct", "one rank");
   return {};
 }
 
@@ -213,8 +217,8 @@ std::string Communicator::fallbackReason() const {
   Contract mine;
   mine.ineligible = ineligibleBits();
   const Contract* one = &mine;
-  const Verdict verdict = judge(std::span(&one, 1));
-  return verdict.fused ? stagingFailure_ : verdict.reason;
+  const Judgement judgement = judge(std::span(&one, 1));
+  return judgement.fused ? stagingFailure_ : judgement.reason;
 }
 
 void Communicator::noteCall(bool fused, const char* path, std::string_view reason) {
@@ -233,8 +237,7 @@ Status Communicator::allgather(const Bytes& mine, std::vector<Bytes>& all) {
 
 Status Communicator::memAlloc(void** ptr, size_t bytes) {
   if (registrar_ == nullptr)
-    return Status(ulyssesNotSupported, "memory cannot be shared with every rank, so there are no windows");
-  bytes = std::max<size_t>(bytes, 1);
+    return Status(ulyssesNotSupported, formatText("there are no windows: {}", noWindows_));
   Call call;
   call.operation = Operation::MemAlloc;
   {
@@ -246,7 +249,8 @@ Status Communicator::memAlloc(void** ptr, size_t bytes) {
   const std::lock_guard lock(calls_);
   uint32_t window = 0;
   ULYSSES_TRY(registrar_->allocate(bytes, *channel_, callDeadline(), &window));
-  *ptr = registrar_->base(rank_, window);
+  if (transport_) ULYSSES_TRY(transport_->publishWindow(window, callDeadline()));
+  *ptr = bytes != 0 ? registrar_->base(rank_, window) : nullptr;
   return {};
 }
 
@@ -285,7 +289,7 @@ Result<const Schedule*> Communicator::schedule(Operation operation, const Contra
                                              : allToAllSchedule(g.batch * element, element, rank_, nranks_);
   }
   if (schedules_.size() == kCachedSchedules) schedules_.pop_back();
-  schedules_.insert(schedules_.begin(), {operation, g, std::make_unique<const Schedule>(std::move(made))});
+  schedules_.insert(schedules_.begin(), {operation, g, std::make_unique<const Schedule>(std::move(made)), nullptr});
   return schedules_.front().schedule.get();
 }
 

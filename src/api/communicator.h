@@ -14,6 +14,7 @@
 #include "bootstrap/bootstrap.h"
 #include "plan/contract.h"
 #include "plan/schedule.h"
+#include "transport/device.h"
 #include "transport/host.h"
 #include "transport/transport.h"
 #include "window/registrar.h"
@@ -28,6 +29,7 @@ struct Call {
   const Schedule* schedule = nullptr;  // what moves; null where nothing does or `local` failed
   const void* const* in = nullptr;    // [operand]
   void* const* out = nullptr;
+  ulyssesStream_t stream = nullptr;    // device memory
 };
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
@@ -65,7 +67,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Result<std::shared_ptr<Communicator>> split(int color, int key, const ulyssesConfig_t* config);
 
   // Collective: a contiguous exchange or flat collective of one operand. `local`: what is wrong with it already.
-  Status runEager(Operation operation, const Contract::Geometry& geometry, const void* in, void* out, Status local);
+  Status runEager(Operation operation, const Contract::Geometry& geometry, const void* in, void* out,
+                  ulyssesStream_t stream, Status local);
+
+  bool onDevice() const { return device_ >= 0; }
+  int device() const { return device_; }  // -1 on host memory
+  // Collective, on device memory: what a plan's executions need; they share flags and staging for captured launches.
+  Status prepareOnDevice(std::span<const Schedule* const> schedules,
+                         std::vector<std::shared_ptr<DeviceTransport::Prepared>>* prepared);
+  // Local, on device memory: launches and waits for nothing. `identity` is the same on all ranks and tells plans apart.
+  Status executeOnDevice(DeviceTransport::Prepared* prepared, uint64_t identity, const Call& call);
+  DeviceTransport::Shape shapeOf(const DeviceTransport::Prepared& prepared) const { return transport_->shapeOf(prepared); }
 
   uint64_t nextPlanNumber() { return nextPlan_++; }
   uint64_t nextParamNumber() { return nextParam_++; }
@@ -88,6 +100,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   Communicator(int rank, int nranks) : rank_(rank), nranks_(nranks) {}
   Status perform(const Call& call);
+  Status performOnDevice(const Call& call);
+  Status launchPlanned(DeviceTransport::Prepared* prepared, uint64_t identity, const Call& call, Status local);
+  Status chooseMemory(uint32_t requested, Deadline deadline);
+  Status setUpDevice(size_t capBytes, Deadline deadline);
   void dumpOnce();  // on the first failure that ends the communicator, unless ULYSSES_DUMP_DIR=off
   Status setUp(const Allgather& addresses, const ulyssesConfig_t* config);
   Status shareControlPage(Deadline deadline);
@@ -97,8 +113,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status runAlone(const Call& call);
   // The schedule of a contiguous call, kept for the next of the same shape.
   Result<const Schedule*> schedule(Operation operation, const Contract::Geometry& geometry);
-  Status agree(const Call& call, Contract& mine, Verdict* verdict, Deadline deadline);
-  Status move(const Call& call, const Verdict& verdict, bool small, Deadline deadline);
+  Status agree(const Call& call, Contract& mine, Judgement* judgement, Deadline deadline);
+  Status move(const Call& call, const Judgement& judgement, bool small, Deadline deadline);
   Status moveFused(const Transfer& transfer, bool* staged);
   // Sees to a staging window that this transfer can use; pure in the contracts. Sets `reason` where there is none.
   Status ensureStaging(const Transfer& transfer, std::string* reason);
@@ -110,6 +126,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Parameters parameters_;
   int timeoutMs_ = 0;
   size_t stagingLimit_ = 0;  // the smallest of all ranks
+  uint32_t maxCtas_ = 0;     // likewise; 0: no limit
   uint64_t firstRound_ = 1;
   std::string name_;
 
@@ -117,6 +134,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::unique_ptr<Agreement> agreement_;
   std::unique_ptr<Registrar> registrar_;  // null where memory cannot be shared
   std::unique_ptr<HostTransport> host_;
+  std::unique_ptr<DeviceTransport> transport_;  // of device memory; null where it cannot be fused
+  int device_ = -1, ranksPerDevice_ = 0;
+  bool lsa_ = false;
+  std::string noWindows_;  // agreed: why there is no fused path at all
   std::unique_ptr<Fallback> fallback_;
 
   std::unique_ptr<FlightRecorder> recorder_;
@@ -135,6 +156,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     Operation operation;
     Contract::Geometry geometry;
     std::unique_ptr<const Schedule> schedule;
+    std::shared_ptr<DeviceTransport::Prepared> prepared;
   };
   std::vector<CachedSchedule> schedules_;  // most recently used first
 

@@ -43,14 +43,13 @@ Status Communicator::windowRoom(size_t* bytes) {
   if (nranks_ == 1 || !registrar_) return {};
   const std::lock_guard lock(calls_);
   // The windows given back since the last call must be gone before more are made, however many they are.
-  const std::span<const uint32_t> freed = registrar_->untold(SIZE_MAX);
+  const std::span<const uint32_t> freed = registrar_->unannounced(SIZE_MAX);
   std::vector<uint64_t> words{registrar_->freeBytes() + stagingBytes_};
   words.insert(words.end(), freed.begin(), freed.end());
   Bytes mine(words.size() * sizeof(uint64_t));
   std::memcpy(mine.data(), words.data(), mine.size());
   std::vector<Bytes> all;
   ULYSSES_TRY(channel_->allgather(mine, all, callDeadline()));
-  registrar_->told(freed.size());
   size_t room = SIZE_MAX;
   for (int r = 0; r < nranks_; ++r) {
     const Bytes& theirs = all[static_cast<size_t>(r)];
@@ -59,7 +58,7 @@ Status Communicator::windowRoom(size_t* bytes) {
     words.resize(theirs.size() / sizeof(uint64_t));
     std::memcpy(words.data(), theirs.data(), theirs.size());
     room = std::min<size_t>(room, words[0]);
-    for (size_t i = 1; i < words.size() && r != rank_; ++i) registrar_->drop(r, static_cast<uint32_t>(words[i]));
+    for (size_t i = 1; i < words.size(); ++i) registrar_->drop(r, static_cast<uint32_t>(words[i]));
   }
   const size_t staging = std::max(stagingBytes_, StagingShape::wantedBytes(nranks_, stagingLimit_));
   *bytes = room - std::min(room, staging);

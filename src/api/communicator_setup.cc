@@ -21,6 +21,7 @@ struct InitFacts {
   uint32_t libraryVersion = ULYSSES_VERSION_CODE;
   uint32_t memory = ulyssesMemoryAuto;
   uint64_t windowCapBytes = 0, stagingLimit = 0;
+  uint32_t maxCtas = 0;  // 0: no limit
   uint32_t hasFallback = 0;
 };
 
@@ -41,11 +42,14 @@ int pickTimeout(const Parameters& parameters, const ulyssesConfig_t* config, int
   return config != nullptr && config->timeoutMs != 0 ? config->timeoutMs : fallback;
 }
 
-// Host memory is what this build offers; what a rank asks beyond it is an error on all.
-Status checkMemory(uint32_t memory) {
-  if (memory != ulyssesMemoryCuda) return {};
-  return Status(ulyssesNotSupported, "device memory was asked for (ulyssesConfig_t.memory or ULYSSES_MEMORY), and this "
-                                     "library offers host memory");
+// What a rank asks for that this build does not have is an error on all.
+Status checkMemory([[maybe_unused]] uint32_t memory) {
+#ifndef ULYSSES_HAVE_CUDA
+  if (memory == ulyssesMemoryCuda)
+    return Status(ulyssesNotSupported, "device memory was asked for (ulyssesConfig_t.memory or ULYSSES_MEMORY), and this "
+                                       "library was built without CUDA");
+#endif
+  return {};
 }
 
 template <class T>
@@ -92,6 +96,7 @@ Status Communicator::setUp(const Allgather& addresses, const ulyssesConfig_t* co
   const size_t configuredCap = config != nullptr ? config->windowCapBytes : 0;
   mine.windowCapBytes = parameters_.windowCapBytes.value_or(configuredCap != 0 ? configuredCap : kDefaultWindowCap);
   mine.stagingLimit = parameters_.stagingBytes;
+  mine.maxCtas = static_cast<uint32_t>(parameters_.maxCtas != 0 ? parameters_.maxCtas : config != nullptr ? config->maxCtas : 0);
   mine.hasFallback = fallback_ != nullptr;
   Status local = configured;
   if (local.ok()) local = hooks::injectedFailure(hooks::Stage::Configuration);
@@ -109,21 +114,28 @@ Status Communicator::setUp(const Allgather& addresses, const ulyssesConfig_t* co
       return Status(ulyssesInvalidUsage, formatText("rank {} runs another version of this library than rank {}", r, rank_));
     cap = std::min<size_t>(cap, facts.windowCapBytes);
     stagingLimit_ = std::min<size_t>(stagingLimit_, facts.stagingLimit);
+    if (facts.maxCtas != 0 && (maxCtas_ == 0 || facts.maxCtas < maxCtas_)) maxCtas_ = facts.maxCtas;
     allHaveFallback = allHaveFallback && facts.hasFallback != 0;
   }
   if (!allHaveFallback) fallback_.reset();
 
   recorder_ = std::make_unique<FlightRecorder>(name_, rank_, nranks_);
   contracts_.resize(static_cast<size_t>(nranks_));
-  if (channel_->passesFds()) registrar_ = std::make_unique<Registrar>(rank_, nranks_, makeHostProvider(), cap);
-  if (nranks_ > 1 && registrar_) {
-    ULYSSES_TRY(shareControlPage(deadline));
-    host_ = std::make_unique<HostTransport>(*agreement_, *registrar_);
-  } else if (nranks_ > 1) {
-    agreement_ = makeWireAgreement(*channel_);
+#ifdef ULYSSES_HAVE_CUDA
+  ULYSSES_TRY(chooseMemory(mine.memory, deadline));
+#endif
+  if (!channel_->passesFds()) noWindows_ = "memory cannot be shared with every rank";
+  if (nranks_ > 1 && channel_->passesFds()) ULYSSES_TRY(shareControlPage(deadline));
+  if (nranks_ > 1 && !channel_->passesFds()) agreement_ = makeWireAgreement(*channel_);
+  if (onDevice()) {
+    fallback_.reset();  // what libulysses_mpi brings moves host memory
+    ULYSSES_TRY(setUpDevice(cap, deadline));
+  } else if (channel_->passesFds()) {
+    registrar_ = std::make_unique<Registrar>(rank_, nranks_, makeHostProvider(), cap);
+    if (agreement_) host_ = std::make_unique<HostTransport>(*agreement_, *registrar_);
   }
   ULYSSES_LOG(Info, -1, "communicator{}{}: rank {} of {}, {} host(s), {}, window cap {} bytes", name_.empty() ? "" : " ",
-              name_, rank_, nranks_, channel_->nHosts(), registrar_ ? "windows over shared memory" : "no windows", cap);
+              name_, rank_, nranks_, channel_->nHosts(), registrar_ ? onDevice() ? "windows in device memory" : "windows in host memory" : noWindows_.c_str(), cap);
   return {};
 }
 
@@ -188,12 +200,12 @@ Result<std::shared_ptr<Communicator>> Communicator::split(int color, int key, co
 }
 
 void Communicator::describe(ulyssesCommInfo_t& info) {
-  info.memory = ulyssesMemoryHost;
+  info.memory = onDevice() ? ulyssesMemoryCuda : ulyssesMemoryHost;
   info.nRanks = nranks_;
   info.nHosts = channel_->nHosts();
   info.singleHost = channel_->nHosts() == 1;
-  info.lsa = 0;
-  info.ranksPerDevice = 0;
+  info.lsa = lsa_;
+  info.ranksPerDevice = ranksPerDevice_;
   info.ncclVersion = 0;
   info.windowBytes = registrar_ ? registrar_->usedBytes() : 0;
   info.windowCapBytes = registrar_ ? registrar_->capBytes() : 0;
@@ -227,11 +239,14 @@ Status Communicator::finalize() {
 Status Communicator::asyncError() {
   if (!agreement_) return {};
   const std::unique_lock lock(calls_, std::try_to_lock);
-  return lock.owns_lock() ? agreement_->asyncError() : Status();  // a call in progress reports for itself
+  if (!lock.owns_lock()) return {};  // a call in progress reports for itself
+  const Status onDevice = transport_ ? transport_->takeError() : Status();
+  return onDevice.ok() ? agreement_->asyncError() : onDevice;
 }
 
 void Communicator::abort() {
   dumpOnce();
+  if (transport_) transport_->abort();
   if (agreement_) agreement_->abort();
 }
 
@@ -239,6 +254,9 @@ void Communicator::depart() {
   if (agreement_) agreement_->depart();
 }
 
-Communicator::~Communicator() { depart(); }
+Communicator::~Communicator() {
+  transport_.reset();  // its kernels end before this rank is gone
+  depart();
+}
 
 }  // namespace ulysses

@@ -1,5 +1,7 @@
 #include "api/group.h"
 
+#include "transport/device.h"
+
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -10,16 +12,23 @@ namespace {
 
 struct Kept {
   const void* key;
+  int device;  // current when the call was made
   std::function<Status()> call;
   Status result;
 };
 
 thread_local int depth = 0;
 thread_local std::vector<Kept> kept;
+thread_local bool inGroup = false;
 
 // The calls of one communicator, in order. One that fails does not keep the next from running: its peers make it too.
 void runAll(const std::vector<Kept*>& calls) {
-  for (Kept* k : calls) k->result = k->call();
+  const bool before = std::exchange(inGroup, true);
+  for (Kept* k : calls) {
+    setCurrentCudaDevice(k->device);
+    k->result = k->call();
+  }
+  inGroup = before;
 }
 
 std::vector<std::vector<Kept*>> byKey(std::vector<Kept>& calls) {
@@ -38,8 +47,9 @@ std::vector<std::vector<Kept*>> byKey(std::vector<Kept>& calls) {
 
 void start() { ++depth; }
 bool active() { return depth > 0; }
+bool running() { return inGroup; }
 
-void add(const void* key, std::function<Status()> call) { kept.push_back({key, std::move(call), {}}); }
+void add(const void* key, std::function<Status()> call) { kept.push_back({key, currentCudaDevice(), std::move(call), {}}); }
 
 Status end() {
   if (depth == 0) return Status(ulyssesInvalidUsage, "ulyssesGroupEnd without ulyssesGroupStart");
@@ -54,7 +64,9 @@ Status end() {
     for (size_t i = threads.size() + 1; i < lanes.size(); ++i)
       for (Kept* k : lanes[i]) k->result = Status(ulyssesSystemError, "no thread could be started for a rank of the group");
   }
+  const int device = currentCudaDevice();
   if (!lanes.empty()) runAll(lanes[0]);
+  setCurrentCudaDevice(device);
   for (std::thread& t : threads) t.join();
   for (const Kept& k : calls)
     if (!k.result.ok()) return k.result;

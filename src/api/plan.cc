@@ -34,8 +34,16 @@ Result<std::shared_ptr<Plan>> Plan::create(std::span<const ulyssesA2ADesc_t> des
   std::vector<OperandStrides> strides;
   ULYSSES_TRY(agreeDescs(records, &strides));
   const ulyssesDataType_t dtype = descs.empty() ? ulyssesBfloat16 : descs[0].dtype;
-  return std::shared_ptr<Plan>(
-      new Plan(std::move(comm), comm->nextPlanNumber() * 2, std::move(operands), std::move(strides), dtype));
+  std::shared_ptr<Plan> plan(new Plan(comm, comm->nextPlanNumber() * 2, std::move(operands), std::move(strides), dtype));
+  if (comm->onDevice() && nranks > 1) {
+    const std::shared_ptr<Plan> inverse = plan->inverse();
+    const Schedule* schedules[] = {&plan->schedule_, &inverse->schedule_};
+    std::vector<std::shared_ptr<DeviceTransport::Prepared>> prepared;
+    ULYSSES_TRY(comm->prepareOnDevice(schedules, &prepared));
+    plan->prepared_ = prepared[0];
+    plan->inversePrepared_ = prepared[1];
+  }
+  return plan;
 }
 
 std::shared_ptr<Plan> Plan::inverse() const {
@@ -47,33 +55,38 @@ std::shared_ptr<Plan> Plan::inverse() const {
     const bool sameHeads = operands.back().heads == operands_[i].heads;
     strides.push_back({strides_[i].out, sameHeads ? strides_[i].in : std::vector<layout::Strides>(strides_[i].in.size())});
   }
-  return std::shared_ptr<Plan>(new Plan(comm_, number_ ^ 1, std::move(operands), std::move(strides), dtype_));
+  std::shared_ptr<Plan> plan(new Plan(comm_, number_ ^ 1, std::move(operands), std::move(strides), dtype_));
+  plan->prepared_ = inversePrepared_;
+  plan->inversePrepared_ = prepared_;
+  return plan;
 }
 
-Status Plan::enqueue(const void* const in[], void* const out[], const Status& local) const {
-  if (!group::active()) return execute(in, out, local);
+Status Plan::enqueue(const void* const in[], void* const out[], ulyssesStream_t stream) const {
+  if (!group::active()) return execute(in, out, stream);
   const size_t n = schedule_.operands;
   std::vector<const void*> ins(n);
   std::vector<void*> outs(n);
   if (in != nullptr) std::copy(in, in + n, ins.begin());
   if (out != nullptr) std::copy(out, out + n, outs.begin());
-  group::add(comm_.get(), [self = shared_from_this(), ins = std::move(ins), outs = std::move(outs), local] {
-    return self->execute(ins.data(), outs.data(), local);
+  group::add(comm_.get(), [self = shared_from_this(), ins = std::move(ins), outs = std::move(outs), stream] {
+    return self->execute(ins.data(), outs.data(), stream);
   });
   return {};
 }
 
-Status Plan::execute(const void* const in[], void* const out[], const Status& local) const {
+Status Plan::execute(const void* const in[], void* const out[], ulyssesStream_t stream) const {
   Call call;
   call.operation = Operation::PlanExecute;
   call.geometry.object = number_;
   call.geometry.dtype = dtype_;
   call.geometry.operands = schedule_.operands;
-  call.local = local.ok() ? checkBuffers(schedule_, in, out) : local;
+  if (stream != nullptr && !comm_->onDevice()) call.local = Status(ulyssesInvalidArgument, "on host memory the stream is NULL");
+  if (call.local.ok()) call.local = checkBuffers(schedule_, in, out);
   call.schedule = &schedule_;
   call.in = in;
   call.out = out;
-  return comm_->run(call);
+  call.stream = stream;
+  return comm_->onDevice() ? comm_->executeOnDevice(prepared_.get(), number_, call) : comm_->run(call);
 }
 
 void Plan::describe(ulyssesPlanInfo_t& info) const {
@@ -84,6 +97,14 @@ void Plan::describe(ulyssesPlanInfo_t& info) const {
   for (const layout::Operand& o : operands_) {
     const layout::LocalShape shape = localShape(o, comm_->rank(), layout::Side::In);
     if (shape.batch != 0) info.planeBytes = std::max(info.planeBytes, dataBytes(shape) / shape.batch);
+  }
+  if (prepared_) {
+    const DeviceTransport::Shape shape = comm_->shapeOf(*prepared_);
+    info.windowBytes = shape.stagingBytes;
+    info.ctas = static_cast<int>(shape.ctas);
+    info.chunkBytes = shape.tileBytes * shape.ctas;
+    info.chunks = shape.small || info.chunkBytes == 0 ? 1 : static_cast<int>(ceilDiv(schedule_.largestPayload, info.chunkBytes));
+    return;
   }
   info.windowBytes = comm_->stagingBytes();
   info.chunkBytes = comm_->stagingChunkBytes();

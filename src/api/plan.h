@@ -18,12 +18,13 @@ class Plan : public std::enable_shared_from_this<Plan> {
   // Local: everything the inverse needs was agreed with the plan itself.
   std::shared_ptr<Plan> inverse() const;
 
-  // Collective; now, or at the group's end (the arrays are copied). `local`: what is wrong with the call already.
-  Status enqueue(const void* const in[], void* const out[], const Status& local) const;
+  // Now, or at the group's end (the arrays are copied). On host memory collective and complete; on device memory it
+  // launches and waits for nothing.
+  Status enqueue(const void* const in[], void* const out[], ulyssesStream_t stream) const;
   void describe(ulyssesPlanInfo_t& info) const;
 
  private:
-  Status execute(const void* const in[], void* const out[], const Status& local) const;
+  Status execute(const void* const in[], void* const out[], ulyssesStream_t stream) const;
   Plan(std::shared_ptr<Communicator> comm, uint64_t number, std::vector<layout::Operand> operands,
        std::vector<OperandStrides> strides, ulyssesDataType_t dtype);
 
@@ -33,6 +34,8 @@ class Plan : public std::enable_shared_from_this<Plan> {
   std::vector<OperandStrides> strides_;
   ulyssesDataType_t dtype_;
   Schedule schedule_;
+  // Device memory: this plan's kernels' tables, and its inverse's, made with it because an inverse is made locally.
+  std::shared_ptr<DeviceTransport::Prepared> prepared_, inversePrepared_;
 };
 
 }  // namespace ulysses

@@ -57,6 +57,9 @@ class ControlPage {
   static constexpr int kMaxRanks = 1024;
   static constexpr size_t kRecordBytes = 2048;
   static constexpr size_t kPayloadBytes = 32768;
+  // Of records and payloads. A rank may read those of round k while a peer, whom a mismatch has let past k + 1, writes its
+  // own of k + 2.
+  static constexpr uint64_t kSlots = 3;
 
   // One per parity. The posts of the first ranks share the decision's cache line: a small communicator decides in one.
   struct Round {
@@ -68,6 +71,7 @@ class ControlPage {
     std::atomic<uint32_t> departed;
     alignas(kCacheLine) std::atomic<uint32_t> doorbell;  // what a sleeping rank waits on
     std::atomic<uint32_t> sleeping;
+    std::atomic<uint64_t> launches;  // of kernels, outside graphs
   };
   // Staged chunks between one sender and one receiver, counted for ever.
   struct alignas(kCacheLine) Chunks {
@@ -78,7 +82,7 @@ class ControlPage {
   ControlPage() = default;
   ControlPage(std::byte* base, int nranks) : base_(base), nranks_(static_cast<size_t>(nranks)) {}
 
-  static size_t bytes(int nranks) { return ControlPage(nullptr, nranks).slotsOffset() + 2 * nranks * slotBytes(); }
+  static size_t bytes(int nranks) { return ControlPage(nullptr, nranks).slotsOffset() + kSlots * nranks * slotBytes(); }
 
   std::atomic<uint32_t>& aborted() const { return *at<std::atomic<uint32_t>>(0); }  // rank + 1 of who aborted
   Round& round(uint64_t k) const { return *at<Round>(kCacheLine + (k & 1) * roundBytes()); }
@@ -88,7 +92,7 @@ class ControlPage {
                        (static_cast<size_t>(sender) * nranks_ + static_cast<size_t>(receiver)) * sizeof(Chunks));
   }
   std::byte* record(uint64_t k, int r) const {
-    return base_ + slotsOffset() + ((k & 1) * nranks_ + static_cast<size_t>(r)) * slotBytes();
+    return base_ + slotsOffset() + (k % kSlots * nranks_ + static_cast<size_t>(r)) * slotBytes();
   }
   std::byte* payload(uint64_t k, int r) const { return record(k, r) + kRecordBytes; }
 

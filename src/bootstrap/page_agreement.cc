@@ -34,7 +34,6 @@ class PageAgreement final : public Agreement {
     if (!sticky_.ok()) return sticky_;
     const uint64_t k = next_;
     if (failed(k)) return observe(k);
-    if (settle_) ULYSSES_TRY(awaitObserved(k - 1, deadline));
     std::memcpy(page_.record(k, rank_), record.data(), record.size());
     post(k);
     ULYSSES_TRY(wait(k, deadline));
@@ -199,15 +198,19 @@ class PageAgreement final : public Agreement {
   // Why round k cannot complete, if so. `awaited` is the rank a transfer waits for, or -1: all that have not posted.
   Trouble trouble(uint64_t k, int awaited, Deadline deadline) {
     if (const int by = static_cast<int>(page_.aborted().load()); by != 0) return {Decision::Aborted, by - 1};
-    int missing = awaited;
+    int missing = awaited, posted = -1;
+    bool settled = true;  // every rank has observed the round before: only then may this one fail and the next begin
     for (int r = 0; r < nranks_; ++r) {
-      if (r == rank_ || page_.round(k).posted[r].load(std::memory_order_acquire) == k) continue;
+      if (r == rank_) continue;
+      const Lane lane(page_.rank(r).lane.load(std::memory_order_acquire));
+      settled = settled && lane.observed(k - 1);
+      if (page_.round(k).posted[r].load(std::memory_order_acquire) == k) continue;
       if (missing < 0) missing = r;
       if (page_.rank(r).departed.load() != 0) return {Decision::Departed, r};
       if (channel_.dead(r)) return {Decision::Died, r};
-      const Lane lane(page_.rank(r).lane.load(std::memory_order_acquire));
-      if (awaited < 0 && lane.observed(k - 1) && lane.hits() > hits_) return {Decision::PostedInstead, r};
+      if (posted < 0 && lane.observed(k - 1) && lane.hits() > hits_) posted = r;
     }
+    if (awaited < 0 && settled && posted >= 0) return {Decision::PostedInstead, posted};
     if (missing >= 0 && deadline.passed()) return {Decision::TimedOut, missing};
     return {};
   }
@@ -220,37 +223,13 @@ class PageAgreement final : public Agreement {
     idleTurns_ = 0;
     hits_ = 0;
     next_ = k + 1;
-    settle_ = d.state() == Decision::Failed;
-    page_.rank(rank_).lane.store(Lane(k, 0).word(), settle_ ? std::memory_order_seq_cst : std::memory_order_release);
-    if (!settle_) return {};
+    const bool failed = d.state() == Decision::Failed;
+    page_.rank(rank_).lane.store(Lane(k, 0).word(), failed ? std::memory_order_seq_cst : std::memory_order_release);
+    if (!failed) return {};
     ringAll();  // a peer may wait for this observation
     Status status = failure(d.kind(), d.rank());
     if (d.kind() != Decision::PostedInstead) sticky_ = status;
     return status;
-  }
-
-  // After a failed round some rank may still have to read the words of the round before it: wait until none does.
-  Status awaitObserved(uint64_t k, Deadline deadline) {
-    int missing = -1;
-    const auto done = [&] {
-      for (int r = 0; r < nranks_; ++r)
-        if (!Lane(page_.rank(r).lane.load(std::memory_order_acquire)).observed(k)) {
-          missing = r;
-          return false;
-        }
-      return true;
-    };
-    return sleepUntil(done, [&]() -> Status {
-      if (done()) return {};
-      Trouble t;
-      if (const int by = static_cast<int>(page_.aborted().load()); by != 0) t = {Decision::Aborted, by - 1};
-      else if (page_.rank(missing).departed.load() != 0) t = {Decision::Departed, missing};
-      else if (channel_.dead(missing)) t = {Decision::Died, missing};
-      else if (deadline.passed()) t = {Decision::TimedOut, missing};
-      if (t.kind == Decision::None) return {};
-      abort();  // no word is free to say so: the missing rank must not wait for this one
-      return sticky_ = failure(t.kind, t.rank);
-    });
   }
 
   static Status failure(Decision::Kind kind, int rank) {
@@ -284,7 +263,6 @@ class PageAgreement final : public Agreement {
   ControlChannel& channel_;
   uint64_t next_;         // the round this rank enters next
   uint32_t hits_ = 0;     // posted since round next_ - 1
-  bool settle_ = false;   // round next_ - 1 failed
   Status sticky_;
   const int spins_;
   // State of idle(), kept between its calls.

@@ -101,33 +101,33 @@ size_t Contract::recordBytes() const {
   return offsetof(Contract, out) + std::min(tail, sizeof text);
 }
 
-Verdict judge(std::span<const Contract* const> contracts) {
-  Verdict verdict;
+Judgement judge(std::span<const Contract* const> contracts) {
+  Judgement judgement;
   const Contract& first = *contracts[0];
   for (size_t r = 1; r < contracts.size(); ++r) {
     if (contracts[r]->operation == first.operation) continue;
-    verdict.status = Status(ulyssesMismatch, differenceText("operation", 0, operationName(first.operation),
+    judgement.status = Status(ulyssesMismatch, differenceText("operation", 0, operationName(first.operation),
                                                             static_cast<int>(r), operationName(contracts[r]->operation)));
-    return verdict;
+    return judgement;
   }
   for (size_t r = 0; r < contracts.size(); ++r) {
     if (contracts[r]->localCode == ulyssesSuccess) continue;
-    verdict.status = Status(static_cast<ulyssesResult_t>(contracts[r]->localCode),
+    judgement.status = Status(static_cast<ulyssesResult_t>(contracts[r]->localCode),
                             formatText("rank {}: {}", r, contracts[r]->text));
-    return verdict;
+    return judgement;
   }
   for (size_t r = 1; r < contracts.size(); ++r) {
     if (contracts[r]->geometry == first.geometry) continue;
-    verdict.status = Status(ulyssesMismatch, formatText("{}: {}", operationName(first.operation),
+    judgement.status = Status(ulyssesMismatch, formatText("{}: {}", operationName(first.operation),
                                                          geometryDifference(first, 0, *contracts[r], static_cast<int>(r))));
-    return verdict;
+    return judgement;
   }
-  for (size_t r = 0; r < contracts.size() && verdict.fused; ++r) {
+  for (size_t r = 0; r < contracts.size() && judgement.fused; ++r) {
     if (contracts[r]->ineligible == 0) continue;
-    verdict.fused = false;
-    verdict.reason = formatText("rank {}: {}", r, ineligibleText(contracts[r]->ineligible));
+    judgement.fused = false;
+    judgement.reason = formatText("rank {}: {}", r, ineligibleText(contracts[r]->ineligible));
   }
-  return verdict;
+  return judgement;
 }
 
 }  // namespace ulysses

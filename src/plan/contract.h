@@ -56,8 +56,10 @@ struct Contract {
 
   // May differ: the worst of all ranks decides.
   uint32_t ineligible = 0;
+  uint32_t fusedOnly = 0;  // ULYSSES_A2A=fused: rather an error than the fallback
   uint32_t kernelRevision = 0;
-  uint32_t capturing = 0;
+  uint32_t capturing = 0;       // the stream records a graph
+  uint32_t prepared = 0;        // this rank holds what kernels need for this call
   uint64_t freeWindowBytes = 0;   // what this rank may still register, its staging window given back
   uint64_t firstStagingBytes = 0;  // how large it wants the first staging window (0: as the policy says)
 
@@ -81,12 +83,12 @@ struct Contract {
 };
 
 // The same on all ranks, from all ranks' contracts.
-struct Verdict {
+struct Judgement {
   Status status;          // not ok: nothing moves, this is everybody's result
   bool fused = true;
   std::string reason;     // why not fused: the first ineligible rank and its reason
 };
-Verdict judge(std::span<const Contract* const> contracts);
+Judgement judge(std::span<const Contract* const> contracts);
 
 // The text of a difference: "rank 0 has seq 8, rank 1 has 16".
 std::string differenceText(const char* field, int rankA, const std::string& a, int rankB, const std::string& b);

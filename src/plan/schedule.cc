@@ -40,6 +40,9 @@ Schedule flatSchedule(size_t bytes, size_t elementBytes, size_t inBytes, int ran
     s.shares[static_cast<size_t>(p)].push_back(std::move(share));
     s.sendBytes[static_cast<size_t>(p)] = s.recvBytes[static_cast<size_t>(p)] = bytes;
   }
+  s.copies = [bytes, copyFor](int from, int to, size_t) {
+    return bytes == 0 ? std::vector<BlockCopy>() : std::vector<BlockCopy>{copyFor(from, to)};
+  };
   s.inExtent = {inBytes};
   s.outExtent = {bytes * static_cast<size_t>(nranks)};
   s.elementBytes = {elementBytes};
@@ -67,6 +70,10 @@ Schedule exchangeSchedule(std::span<const Operand> operands, std::span<const Ope
       s.shares[peer].push_back(std::move(share));
     }
   }
+  s.copies = [o = std::vector<Operand>(operands.begin(), operands.end()),
+              st = std::vector<OperandStrides>(strides.begin(), strides.end())](int from, int to, size_t i) {
+    return layout::blockCopies(o[i], from, to, st[i].in[static_cast<size_t>(from)], st[i].out[static_cast<size_t>(to)]);
+  };
   s.inPlaceWhole = nranks == 1;
   for (size_t i = 0; i < operands.size(); ++i) {
     const layout::LocalShape in = localShape(operands[i], rank, Side::In), out = localShape(operands[i], rank, Side::Out);

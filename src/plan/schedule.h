@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -32,6 +33,9 @@ struct Schedule {
   std::vector<size_t> elementBytes;          // [operand]: what its pointers must be aligned to
   bool inPlaceWhole = false;                 // the output may be the input (P = 1, equal layout)
   bool inPlaceOwn = false;                   // all-gather: this rank's input may be its own block of the output
+
+  // The block copies of any pair of ranks, from one's input to the other's output, for kernels that need both ends.
+  std::function<std::vector<layout::BlockCopy>(int from, int to, size_t operand)> copies;
 
   // The same on all ranks.
   size_t largestPayload = 0;  // the most bytes any rank has for any other

@@ -22,6 +22,10 @@ class WindowProvider {
   virtual ~WindowProvider() = default;
   virtual const char* name() const = 0;
 
+  // Whether memory may be unmapped at any time. Else only while all ranks are in allocate(): the driver may wait for
+  // kernels that wait for other ranks.
+  virtual bool unmapsAnytime() const { return true; }
+
   // Collective: every rank brings `bytes` of new memory (0: none) and maps the others'. The outcome is agreed: on a
   // failure anywhere nothing is left on any rank and all return the first failing rank's code and text.
   virtual Status allocate(size_t bytes, ControlChannel& channel, std::vector<WindowPart>& parts, Deadline deadline) = 0;
@@ -29,5 +33,7 @@ class WindowProvider {
 
 // Host memory: memory files passed between the processes of one host.
 std::unique_ptr<WindowProvider> makeHostProvider();
+// Device memory of CUDA device `device`, mapped into the other processes. In builds with CUDA.
+std::unique_ptr<WindowProvider> makeDeviceProvider(int device);
 
 }  // namespace ulysses

@@ -16,10 +16,13 @@ Status Registrar::fits(size_t bytes) const {
 
 Status Registrar::allocate(size_t bytes, ControlChannel& channel, Deadline deadline, uint32_t* window) {
   std::vector<WindowPart> parts;
+  graveyard_.clear();
   ULYSSES_TRY(provider_->allocate(bytes, channel, parts, deadline));
-  *window = next_++;
-  starts_[reinterpret_cast<uintptr_t>(parts[static_cast<size_t>(rank_)].base)] = *window;
-  windows_[*window] = {std::move(parts), bytes};
+  *window = 1;
+  while (windows_.count(*window) != 0) ++*window;
+  if (bytes != 0) starts_[reinterpret_cast<uintptr_t>(parts[static_cast<size_t>(rank_)].base)] = *window;
+  else unannounced_.push_back(*window);  // nothing that could be given back later
+  windows_[*window] = {std::move(parts), bytes, 0};
   used_ += bytes;
   return {};
 }
@@ -43,29 +46,41 @@ Status Registrar::release(const void* ptr) {
   if (it == starts_.end())
     return Status(ulyssesInvalidArgument,
                   formatText("{} is not the start of memory from ulyssesMemAlloc of this communicator", ptr));
-  release(it->second);
+  const uint32_t window = it->second;
+  giveBack(windows_.at(window));
+  unannounced_.push_back(window);
   return {};
 }
 
-void Registrar::release(uint32_t window) {
-  Window& w = windows_.at(window);
+void Registrar::giveBack(Window& w) {
   starts_.erase(reinterpret_cast<uintptr_t>(w.parts[static_cast<size_t>(rank_)].base));
   used_ -= w.bytes;
   w.bytes = 0;
-  untold_.push_back(window);
-  drop(rank_, window);
+  bury(w.parts[static_cast<size_t>(rank_)]);
 }
 
-std::span<const uint32_t> Registrar::untold(size_t most) const {
-  return {untold_.data(), std::min(most, untold_.size())};
+void Registrar::bury(WindowPart& part) {
+  if (part.keep && !provider_->unmapsAnytime()) graveyard_.push_back(std::move(part.keep));
+  part = {};
+}
+
+std::span<const uint32_t> Registrar::unannounced(size_t most) const {
+  return {unannounced_.data(), std::min(most, unannounced_.size())};
 }
 
 void Registrar::drop(int rank, uint32_t window) {
   const auto it = windows_.find(window);
   if (it == windows_.end()) return;
-  it->second.parts[static_cast<size_t>(rank)] = {};
-  if (std::all_of(it->second.parts.begin(), it->second.parts.end(), [](const WindowPart& p) { return !p.keep; }))
-    windows_.erase(it);
+  if (rank == rank_) unannounced_.erase(std::find(unannounced_.begin(), unannounced_.end(), window));
+  else bury(it->second.parts[static_cast<size_t>(rank)]);
+  if (++it->second.dropped == nranks_) windows_.erase(it);
+}
+
+void Registrar::retire(uint32_t window) {
+  Window& w = windows_.at(window);
+  giveBack(w);
+  for (WindowPart& part : w.parts) bury(part);
+  windows_.erase(window);
 }
 
 size_t Registrar::liveWindows() const {

@@ -32,7 +32,8 @@ class Registrar {
   // ulyssesOutOfMemory, with wanted, used and cap, where `bytes` more would pass the cap. Local.
   Status fits(size_t bytes) const;
 
-  // Collective, after every rank has been found to fit. The new window's number is the same on all ranks.
+  // Collective, after every rank has been found to fit. The new window's number is the same on all ranks: the smallest
+  // that no rank uses any more.
   Status allocate(size_t bytes, ControlChannel& channel, Deadline deadline, uint32_t* window);
 
   // Where [ptr, ptr + bytes) lies in this rank's own windows. Local.
@@ -42,28 +43,32 @@ class Registrar {
 
   // Local: gives the window that starts at `ptr` back. Peers drop it when this rank announces it.
   Status release(const void* ptr);
-  void release(uint32_t window);
-  // Up to `most` windows that peers have not been told of; they count as told once told() is called.
-  std::span<const uint32_t> untold(size_t most) const;
-  void told(size_t count) { untold_.erase(untold_.begin(), untold_.begin() + static_cast<long>(count)); }
-  // A peer's part of a window is gone.
+  // Up to `most` windows this rank has released and not yet announced to its peers. Each announcement, the own included,
+  // goes through drop() on all ranks in the same round.
+  std::span<const uint32_t> unannounced(size_t most) const;
   void drop(int rank, uint32_t window);
+  // A window of the library's own, on all ranks at once: nobody has to be told.
+  void retire(uint32_t window);
 
   size_t liveWindows() const;
 
  private:
   struct Window {
     std::vector<WindowPart> parts;
-    size_t bytes = 0;  // this rank's, 0 once released
+    size_t bytes = 0;     // this rank's, 0 once released
+    int dropped = 0;      // ranks that have given their part back, as all ranks know
   };
+
+  void giveBack(Window& window);
+  void bury(WindowPart& part);
 
   int rank_, nranks_;
   std::unique_ptr<WindowProvider> provider_;
   size_t cap_, used_ = 0;
-  uint32_t next_ = 1;
   std::map<uint32_t, Window> windows_;
   std::map<uintptr_t, uint32_t> starts_;  // this rank's own parts, by address
-  std::vector<uint32_t> untold_;
+  std::vector<uint32_t> unannounced_;
+  std::vector<std::shared_ptr<void>> graveyard_;  // to be unmapped when the provider may
 };
 
 }  // namespace ulysses

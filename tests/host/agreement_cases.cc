@@ -174,7 +174,7 @@ TEST_CASE("case 3f: a rank that arrives as the deadline passes gives one outcome
       hooks::setCallTimeoutMs(20);
       if (ulyssesCommInitRank(&comm, 4, id, rank) != ulyssesSuccess) return "init";
       ulyssesAllGather(nullptr, nullptr, 0, ulyssesInt8, comm, nullptr);
-      if (rank == 2) usleep(static_cast<useconds_t>(18000 + i * 100));
+      if (rank == 2) usleep(static_cast<useconds_t>(20000 + i * 400));
       const ulyssesResult_t r = call(comm, 4, rank);
       ++(r == ulyssesSuccess ? successes : r == ulyssesTimeout ? timeouts : others);
       ulyssesCommDestroy(comm);

@@ -1,0 +1,75 @@
+// The fused path on device memory as the core sees it. device.cc needs CUDA; device_absent.cc stands for it elsewhere.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "bootstrap/agreement.h"
+#include "bootstrap/bootstrap.h"
+#include "plan/schedule.h"
+#include "window/registrar.h"
+
+namespace ulysses {
+
+// The calling thread's CUDA device; -1 where there is none, or no CUDA in this build.
+int currentCudaDevice();
+void setCurrentCudaDevice(int device);
+
+// One rank alone: the block copies on the stream. Capturable.
+Status copyOnDevice(const Schedule& schedule, const void* const in[], void* const out[], ulyssesStream_t stream);
+Status synchroniseStream(ulyssesStream_t stream);
+
+class DeviceTransport {
+ public:
+  // A schedule in the form kernels take it, with its launch shape. Made collectively, used locally.
+  class Prepared;
+
+  struct Setup {
+    int rank, nranks, device;
+    int ranksPerDevice;
+    uint32_t maxCtas;        // the smallest limit of all ranks; 0: none
+    size_t stagingLimit;     // the smallest of all ranks
+    int timeoutMs;
+    ControlChannel* channel;
+    Registrar* registrar;
+    Agreement* agreement;
+  };
+
+  // Collective: flags and tables, kernels loaded. The outcome is agreed.
+  static Result<std::unique_ptr<DeviceTransport>> create(const Setup& setup, Deadline deadline);
+  virtual ~DeviceTransport() = default;
+
+  // Whether the stream records a graph. Local.
+  virtual bool capturing(ulyssesStream_t stream) const = 0;
+
+  // Collective; the outcome is agreed. `forCapture`: with flags and staging of their own, which these schedules share, so
+  // that replays of a graph may run beside other calls.
+  virtual Status prepare(std::span<const Schedule* const> schedules, bool forCapture,
+                         std::vector<std::shared_ptr<Prepared>>* prepared, Deadline deadline) = 0;
+
+  // Local; waits for nothing. `contract` covers all that must be equal on all ranks; 0: this rank's call is wrong, and no
+  // rank may store anything.
+  virtual Status launch(Prepared& prepared, uint64_t contract, const void* const in[], void* const out[],
+                        ulyssesStream_t stream) = 0;
+
+  virtual bool lastWasDirect() const = 0;
+
+  // Collective: a new window's place is made known to the kernels.
+  virtual Status publishWindow(uint32_t window, Deadline deadline) = 0;
+
+  // What an earlier launch found: a contract that differs, a rank that died or never came. The first is forgotten.
+  virtual Status takeError() = 0;
+  virtual void abort() = 0;
+
+  struct Shape {
+    uint32_t ctas = 0;
+    uint64_t tileBytes = 0;
+    bool small = false;
+    size_t stagingBytes = 0;
+  };
+  virtual Shape shapeOf(const Prepared& prepared) const = 0;
+};
+
+}  // namespace ulysses

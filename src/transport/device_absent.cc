@@ -1,0 +1,19 @@
+// Builds without CUDA: no device memory.
+#ifndef ULYSSES_HAVE_CUDA
+#include "transport/device.h"
+
+namespace ulysses {
+
+int currentCudaDevice() { return -1; }
+void setCurrentCudaDevice(int) {}
+Status copyOnDevice(const Schedule&, const void* const[], void* const[], ulyssesStream_t) { return {}; }
+Status synchroniseStream(ulyssesStream_t) { return {}; }
+
+Result<std::unique_ptr<DeviceTransport>> DeviceTransport::create(const Setup&, Deadline) {
+  return Status(ulyssesNotSupported, "this library was built without CUDA");
+}
+
+std::unique_ptr<WindowProvider> makeDeviceProvider(int) { return nullptr; }
+
+}  // namespace ulysses
+#endif

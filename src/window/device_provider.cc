@@ -1,0 +1,99 @@
+#ifdef ULYSSES_HAVE_CUDA
+// Device memory as windows.
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+
+#include "base/format.h"
+#include "base/test_hooks.h"
+#include "bootstrap/stage.h"
+#include "window/ipc.h"
+#include "window/provider.h"
+
+namespace ulysses {
+namespace {
+
+// What a rank tells of the memory it brings; its own object for ranks of its process, valid until the last stage.
+struct Announcement {
+  DeviceMemory::Offer offer;
+  uint64_t bytes = 0;
+  const std::shared_ptr<DeviceMemory>* object = nullptr;
+};
+
+class DeviceProvider final : public WindowProvider {
+ public:
+  explicit DeviceProvider(int device) : device_(device) {}
+  const char* name() const override { return "ipc"; }
+  bool unmapsAnytime() const override { return false; }
+
+  Status allocate(size_t bytes, ControlChannel& channel, std::vector<WindowPart>& parts, Deadline deadline) override {
+    parts.clear();
+    std::shared_ptr<DeviceMemory> mine;
+    Status status = hooks::injectedFailure(hooks::Stage::Allocate);
+    if (status.ok() && bytes > 0) status = create(bytes, &mine);
+    ULYSSES_TRY(agreeStage(channel, status, deadline));
+
+    Announcement hello;
+    hello.bytes = bytes;
+    hello.object = &mine;
+    if (mine) hello.offer = mine->offer();
+    hello.offer.process = processToken();
+    Bytes blob(sizeof hello);
+    std::memcpy(blob.data(), &hello, sizeof hello);
+    std::vector<Bytes> hellos;
+    ULYSSES_TRY(channel.allgather(blob, hellos, deadline));
+    std::vector<std::vector<UniqueFd>> fds;
+    const int fd = mine ? mine->fd() : -1;
+    ULYSSES_TRY(channel.allgatherFds(std::span(&fd, fd >= 0 ? 1 : 0), fds, deadline));
+    std::vector<WindowPart> opened;
+    status = hooks::injectedFailure(hooks::Stage::Open);
+    if (status.ok()) status = openAll(channel.rank(), mine, hellos, fds, opened);
+
+    // After this stage no rank makes a call that could wait for a kernel, and kernels may be launched again.
+    ULYSSES_TRY(agreeStage(channel, status, deadline));
+    parts = std::move(opened);
+    return {};
+  }
+
+ private:
+  // New memory holds zeros, as host windows do: flags rely on it.
+  Status create(size_t bytes, std::shared_ptr<DeviceMemory>* memory) const {
+    ULYSSES_ASSIGN(*memory, DeviceMemory::create(bytes, device_));
+    const DeviceGuard guard(device_);
+    ULYSSES_TRY(guard.status());
+    cudaError_t error = cudaMemset((*memory)->data(), 0, bytes);
+    if (error == cudaSuccess) error = cudaDeviceSynchronize();
+    if (error == cudaSuccess) return {};
+    (void)cudaGetLastError();
+    return Status(ulyssesUnhandledCudaError, formatText("clearing {} bytes of window: {}", bytes, cudaGetErrorString(error)));
+  }
+
+  Status openAll(int rank, const std::shared_ptr<DeviceMemory>& mine, const std::vector<Bytes>& hellos,
+                 std::vector<std::vector<UniqueFd>>& fds, std::vector<WindowPart>& parts) const {
+    for (size_t r = 0; r < hellos.size(); ++r) {
+      Announcement a;
+      if (hellos[r].size() != sizeof a)
+        return Status(ulyssesInternalError, formatText("rank {} announced its memory wrongly", r));
+      std::memcpy(&a, hellos[r].data(), sizeof a);
+      std::shared_ptr<DeviceMemory> memory;
+      if (static_cast<int>(r) == rank) {
+        memory = mine;
+      } else if (a.bytes > 0 && a.offer.process == processToken()) {
+        ULYSSES_ASSIGN(memory, DeviceMemory::open(*a.object, device_));
+      } else if (a.bytes > 0) {
+        ULYSSES_ASSIGN(memory, DeviceMemory::open(a.offer, fds[r].empty() ? UniqueFd() : std::move(fds[r][0]), device_));
+      }
+      parts.push_back({memory ? memory->data() : nullptr, a.bytes, memory});
+    }
+    return {};
+  }
+
+  const int device_;
+};
+
+}  // namespace
+
+std::unique_ptr<WindowProvider> makeDeviceProvider(int device) { return std::make_unique<DeviceProvider>(device); }
+
+}  // namespace ulysses
+#endif
