@@ -56,7 +56,7 @@ void stage(const PolicyFacts& facts, const TuningRow& row, PolicyChoice& choice)
 PolicyChoice choosePolicy(const PolicyFacts& facts) {
   if (const std::string why = whyOriginal(facts); !why.empty()) return originalChoice(facts, why);
 
-  const TuningRow& row = tuningFor({facts.gpu, facts.ranks, facts.dtype, facts.heads, facts.headDim, facts.contiguous});
+  const TuningRow row = tuningFor({facts.gpu, facts.ranks, facts.dtype, facts.heads, facts.headDim, facts.contiguous});
   PolicyChoice choice;
   choice.fused = true;
   choice.tuned = row.chunkRule == ChunkRule::OnePlane;
