@@ -193,6 +193,7 @@ TEST_CASE("a rendezvous that is gone refuses at once", "[bootstrap]") {
       const bool written = ::write(ends[1], id.value().internal, sizeof id.value().internal) > 0;
       ::_exit(written ? 0 : 1);
     }
+    ::close(ends[1]);
     ulyssesUniqueId id{};
     const ssize_t n = ::read(ends[0], id.internal, sizeof id.internal);
     ::waitpid(maker, nullptr, 0);

@@ -1,0 +1,16 @@
+// The exchange against what a user would otherwise call, in turns within one run.
+#pragma once
+
+#include <vector>
+
+#include "a2a/geometry.h"
+#include "common/program.h"
+
+namespace ulysses::perf {
+
+// For one geometry: direct and staged, MPI_Alltoallw, pack + MPI_Alltoall (both under mpirun only) and a plain copy of
+// the same bytes by all ranks at once. Every way is checked once, then all take turns for `rounds` rounds. Prints and
+// records medians, and medians of per-round ratios.
+Status runBaseline(Run& run, const Geometry& geometry, int rounds);
+
+}  // namespace ulysses::perf

@@ -1,0 +1,45 @@
+// The exchange under test: one geometry, one direction, bound to its buffers.
+#pragma once
+
+#include <string>
+
+#include "a2a/geometry.h"
+#include "common/collective.h"
+
+namespace ulysses::perf {
+
+class Exchange final : public Collective {
+ public:
+  Exchange(const Geometry& geometry, int nranks, int rank, ulyssesComm_t comm, std::byte* in, std::byte* out)
+      : geometry_(geometry),
+        in_(inputBlock(geometry, nranks, rank)),
+        out_(outputBlock(geometry, nranks, rank)),
+        bytes_(inputBlock(geometry, nranks, 0).bytes()),
+        comm_(comm),
+        input_(in),
+        output_(out) {}
+
+  // Rank 0's operand: with balanced splits no rank's is larger.
+  size_t bytes() const override { return bytes_; }
+  size_t count() const override { return bytes_ / in_.elementBytes; }
+  ulyssesDataType_t dtype() const override { return geometry_.dtype; }
+  std::string variant() const override { return geometry_.direction == ulyssesScatterHeads ? "scatter" : "gather"; }
+  double busFactor(int nranks) const override { return (nranks - 1.0) / nranks; }
+
+  void fill(uint64_t salt, bool inPlace) override;
+  Status run(bool inPlace) override;
+  size_t countWrong(uint64_t salt, bool inPlace) const override;
+  std::byte* output(bool) override { return output_; }
+  size_t outputBytes() const override { return out_.bytes(); }
+  void touchBuffers() override;
+
+ private:
+  const Geometry geometry_;
+  const Block in_, out_;
+  const size_t bytes_;
+  const ulyssesComm_t comm_;
+  std::byte* const input_;
+  std::byte* const output_;
+};
+
+}  // namespace ulysses::perf

@@ -1,0 +1,37 @@
+#include "common/machine.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <fstream>
+
+namespace ulysses::perf {
+
+Machine thisMachine() {
+  Machine machine;
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    const size_t colon = line.find(':');
+    if (line.rfind("model name", 0) == 0 && colon != std::string::npos) {
+      machine.cpu = line.substr(line.find_first_not_of(' ', colon + 1));
+      break;
+    }
+  }
+  if (machine.cpu.empty()) machine.cpu = "unknown CPU";
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  machine.host = host;
+  cpu_set_t set;
+  machine.cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
+  machine.memoryBytes = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  return machine;
+}
+
+std::string bootId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
+
+}  // namespace ulysses::perf

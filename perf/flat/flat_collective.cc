@@ -1,0 +1,46 @@
+#include "flat/flat_collective.h"
+
+#include <cstring>
+
+#include "common/buffer.h"
+#include "common/library.h"
+#include "common/pattern.h"
+
+namespace ulysses::perf {
+
+size_t flatCount(size_t bytes, int nranks, ulyssesDataType_t dtype) {
+  return bytes / static_cast<size_t>(nranks) / 16 * 16 / elementBytes(dtype);
+}
+
+// Element i of the block from rank s to rank r has the index (s * P + r) * count + i; an all-gather's blocks go to all
+// alike, as if to rank 0.
+void FlatCollective::fill(uint64_t salt, bool inPlace) {
+  if (bytes() == 0) return;
+  const size_t blocks = kind_ == FlatKind::AllGather ? 1 : nranks_;
+  std::memset(output_, kPoison, bytes());
+  perf::fill(input(inPlace), elementBytes(dtype_), blocks * count_, rank_ * nranks_ * count_, salt);
+}
+
+Status FlatCollective::run(bool inPlace) {
+  if (kind_ == FlatKind::AllGather) {
+    return libraryStatus(ulyssesAllGather(input(inPlace), output_, count_, dtype_, comm_, nullptr), "ulyssesAllGather");
+  }
+  return libraryStatus(ulyssesAlltoAll(input_, output_, count_, dtype_, comm_, nullptr), "ulyssesAlltoAll");
+}
+
+size_t FlatCollective::countWrong(uint64_t salt, bool) const {
+  const size_t to = kind_ == FlatKind::AllGather ? 0 : rank_;
+  size_t wrong = 0;
+  for (size_t from = 0; from < nranks_; ++from) {
+    wrong += perf::countWrong(output_ + from * shareBytes(), elementBytes(dtype_), count_,
+                              (from * nranks_ + to) * count_, salt);
+  }
+  return wrong;
+}
+
+void FlatCollective::touchBuffers() {
+  touch(input_, kind_ == FlatKind::AllGather ? shareBytes() : bytes());
+  touch(output_, bytes());
+}
+
+}  // namespace ulysses::perf

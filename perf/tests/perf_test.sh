@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# Runs one case of the command line's promises: perf_test.sh CASE PERF DAMAGED_PERF [MPIEXEC]
+set -euo pipefail
+case_name=$1 perf=$2 damaged=$3 mpiexec=${4:-}
+flat=$(dirname "$perf")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# Not a launcher's child, whatever the tests themselves were started by.
+unset OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK PMI_SIZE PMI_RANK PMIX_RANK MPI_LOCALNRANKS
+
+fail() {
+  echo "FAILED: $*"
+  for f in "$work"/*; do echo "--- $f"; head -c 4000 "$f"; done
+  exit 1
+}
+
+# run CODE COMMAND...: CODE is 0 or nonzero; standard output and error go to $work/out and $work/err.
+run() {
+  local expected=$1 code=0
+  shift
+  "$@" >"$work/out" 2>"$work/err" || code=$?
+  if [[ $expected == 0 && $code != 0 ]] || [[ $expected == nonzero && $code == 0 ]]; then fail "exit code $code: $*"; fi
+  # 128 and above: a signal, so an abort.
+  [[ $code -lt 128 ]] || fail "exit code $code: $*"
+}
+rows() { grep -cE '^ +[0-9]+ +[0-9]+ ' "$work/out" || true; }
+# field N: column N of every row.
+field() { awk -v n="$1" '/^ +[0-9]+ +[0-9]+ /{print $n}' "$work/out"; }
+has() { grep -qF -- "$1" "$work/${2:-out}" || fail "no '$1' in ${2:-out}"; }
+mpi() { "$mpiexec" --oversubscribe --allow-run-as-root "$@"; }
+valid_json() {
+  command -v python3 >/dev/null || { echo "SKIPPED: python3 is not installed"; exit 4; }
+  python3 -m json.tool "$1" >/dev/null || fail "$1 is not JSON"
+}
+# One row of 1 KiB at -d float: the sequence scales by 1 KiB rows.
+small=(--heads 4 --head-dim 64 -n 2 -w 1)
+
+case $case_name in
+  sizes)
+    run 0 "$perf" -t 2 -b 64M -e 70M -i 2M -n 1 -w 0 -c 0
+    [[ $(rows) == 4 ]] || fail "$(rows) rows"
+    run 0 "$perf" -t 2 -b 1K -e 16K -f 2 "${small[@]}"
+    [[ $(rows) == 5 ]] || fail "$(rows) rows"
+    [[ $(field 1 | xargs) == "1024 2048 4096 8192 16384" ]] || fail "sizes"
+    run 0 "$perf" -t 2 -b 1K -e 2K -f 1 -i 1K "${small[@]}"
+    [[ $(rows) == 2 ]] || fail "$(rows) rows"
+    ;;
+  usage_errors)
+    for arguments in "-e 8 -b 16" "-b 8q" "-b -1" "-f 0" "-b 0 -e 1K -f 2" "-b 0 -e 1K -i 0" "-b 1K -e 64K -f -2" \
+      "--no-such-option" "stray" "-g 2" "-t 0" "-n -1" "-c x" "-d int7" "-b 99999999999999999999" "--shape nothing" \
+      "--seq 0" "--seq 8 -b 1K" "--direction up" "--out there" "--baseline --latency" \
+      "--batch 1099511627776 --seq 1099511627776" "-b 0 -e 64G -i 1"; do
+      # shellcheck disable=SC2086
+      run nonzero timeout 20 "$perf" -t 2 $arguments
+      [[ $(wc -l <"$work/err") == 1 && ! -s $work/out ]] || fail "not one message: $arguments"
+    done
+    ;;
+  no_iterations)
+    run 0 "$perf" -t 2 -b 4K -e 4K "${small[@]}" -n 0 -w 0
+    [[ $(rows) == 1 ]] || fail "$(rows) rows"
+    ! grep -qi nan "$work/out" || fail "NaN"
+    ;;
+  unchecked)
+    run 0 "$damaged" -t 2 -b 4K -e 4K "${small[@]}" -c 0
+    [[ $(field 9) == N/A ]] || fail "#wrong is $(field 9)"
+    ;;
+  damaged)
+    run 0 "$damaged" -t 4 -b 4K -e 4K "${small[@]}"
+    [[ $(field 9) == 0 ]] || fail "#wrong is $(field 9)"
+    has "# Out of bounds values : 0 OK"
+    ULYSSES_TEST_CORRUPT_RANK=2 run nonzero "$damaged" -t 4 -b 4K -e 4K "${small[@]}"
+    [[ $(field 9) == 1 ]] || fail "#wrong is $(field 9)"
+    has "# Out of bounds values : 1 FAILED"
+    ;;
+  json_on_stdout)
+    run 0 "$perf" -t 4 -b 4K -e 8K -f 2 "${small[@]}" -J -
+    valid_json "$work/out"
+    grep -q '"nwrong": 0' "$work/out" || fail "no result"
+    ;;
+  json_unwritable)
+    run nonzero "$perf" -t 2 -b 4K -e 4K "${small[@]}" -J "$work/missing/file.json"
+    has "missing/file.json" err
+    run 0 "$perf" -t 2 -b 4K -e 4K "${small[@]}" -J "$work/file.json"
+    run 0 "$perf" -t 2 -b 4K -e 4K "${small[@]}" -J "$work/file.json"
+    valid_json "$work/file.json"
+    valid_json "$work/file.json.0"
+    ;;
+  bus_bandwidth)
+    for ranks in 1 2 4; do
+      run 0 "$perf" -t $ranks -b 8M -e 8M -n 3 -w 1
+      awk -v p=$ranks '/^ +[0-9]+ +[0-9]+ /{ d = $8 - $7 * (p - 1) / p; ok = d < 0.02 && d > -0.02 } END { exit !ok }' \
+        "$work/out" || fail "busbw is not algbw * (P - 1) / P at $ranks ranks"
+      ! grep -qi nan "$work/out" || fail "NaN"
+    done
+    ;;
+  expect_ranks)
+    run 0 "$perf" "${small[@]}" -b 4K -e 4K --expect-ranks 1
+    [[ $(grep -c '^#  Rank' "$work/out") == 1 ]] || fail "not one rank in the header"
+    run nonzero "$perf" "${small[@]}" -b 4K -e 4K --expect-ranks 4
+    has "--expect-ranks 4" err
+    ;;
+  size_column)
+    # Rows of 4 x 64 x 4 = 1024 bytes: 4000 bytes are three of them per rank.
+    run 0 "$perf" -t 2 -b 4000 -e 4000 "${small[@]}" --direction both
+    [[ $(field 1 | xargs) == "3072 3072" && $(field 2 | xargs) == "768 768" ]] || fail "$(field 1) $(field 2)"
+    run 0 "$perf" -t 2 -b 1000 -e 1000 "${small[@]}"
+    [[ $(field 1) == 0 ]] || fail "$(field 1)"
+    ;;
+  datatypes)
+    run 0 "$perf" -t 3 --seq 10 --heads 5 --head-dim 3 -d all -n 1 -w 0 --direction both
+    [[ $(rows) == 24 ]] || fail "$(rows) rows"
+    ;;
+  uneven)
+    run 0 "$perf" -t 3 --batch 2 --seq 1001 --heads 7 --head-dim 5 -d half --direction both -n 2
+    run 0 "$perf" -t 4 --seq 2 --heads 4 --head-dim 8 --direction both -n 2
+    ;;
+  plain_output)
+    run 0 "$perf" -t 4 -b 1K -e 4M -f 16 --heads 4 --head-dim 64 -n 2 --out plain --direction both
+    ;;
+  baseline)
+    run 0 "$perf" -t 2 -b 4M -e 4M -n 1 --baseline --rounds 2 -J "$work/result.json"
+    has "direct against plain copy"
+    valid_json "$work/result.json"
+    ;;
+  latency)
+    run 0 "$perf" -t 2 --latency --rounds 2 --calls 10
+    has "Latency: 1024 bytes per rank, 2 ranks"
+    ;;
+  agreement)
+    run 0 "$perf" -t 2 --agreement --calls 100
+    has "median"
+    ;;
+  flat)
+    for binary in all_gather_perf alltoall_perf; do
+      run 0 "$flat/$binary" -t 2 -b 8 -e 128 -f 2
+      [[ $(rows) == 5 ]] || fail "$(rows) rows"
+      run 0 "$flat/$binary" -t 3 -b 48 -e 3M -f 8 -n 2 -d bfloat16
+      run 0 "$flat/$binary" -t 4 -b 1M -e 1M -n 2 -d all --out plain --baseline --rounds 2
+      [[ $(rows) == 12 ]] || fail "$(rows) rows"
+      run nonzero "$flat/$binary" -b 8q
+    done
+    run 0 "$flat/all_gather_perf" -t 4 -b 64K -e 64K -n 2
+    # out of place, then in place
+    [[ $(field 9) == 0 && $(field 13) == 0 ]] || fail "#wrong is $(field 9), $(field 13)"
+    ;;
+  mpi_flat)
+    for binary in all_gather_perf alltoall_perf; do
+      run 0 mpi -n 4 "$flat/$binary" -b 64K -e 64K -n 2 --baseline --rounds 2
+      has "window against MPI_All"
+    done
+    ;;
+  mpi)
+    run 0 mpi -n 4 "$perf" -b 64K -e 64K "${small[@]}" --direction both --expect-ranks 4
+    [[ $(rows) == 2 ]] || fail "$(rows) rows"
+    run 0 mpi -n 2 "$perf" -t 2 -b 64K -e 64K "${small[@]}" --expect-ranks 4
+    ;;
+  mpi_json)
+    run 0 mpi -n 4 "$perf" -b 4K -e 8K -f 2 "${small[@]}" -J -
+    valid_json "$work/out"
+    ;;
+  mpi_baseline)
+    # Geometries that need pack, unpack, both, and blocks that differ by rank.
+    run 0 mpi -n 2 "$perf" --batch 2 --seq 64 --heads 4 --head-dim 32 -n 1 --direction both --baseline --rounds 2
+    has "direct against MPI_Alltoallw"
+    run 0 mpi -n 3 "$perf" --seq 100 --heads 4 --head-dim 32 -n 1 --direction both --baseline --rounds 2
+    has "staged against pack + MPI_Alltoall"
+    ;;
+  mpi_latency)
+    run 0 mpi -n 2 "$perf" --latency --rounds 2 --calls 100
+    has "MPI_Alltoall's time"
+    ! grep -q ' 0\.00 x' "$work/out" || fail "a ratio of zero"
+    ;;
+  mpi_usage_error)
+    run nonzero mpi -n 2 "$perf" -b 8q
+    [[ $(grep -c 'not a size' "$work/err") == 1 ]] || fail "not one message"
+    ;;
+  *)
+    fail "no case $case_name"
+    ;;
+esac

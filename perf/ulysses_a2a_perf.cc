@@ -1,0 +1,62 @@
+// The exchange of Ulysses sequence parallelism, measured and checked as nccl-tests does.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "a2a/baseline.h"
+#include "a2a/exchange.h"
+#include "a2a/latency.h"
+#include "a2a/options.h"
+#include "common/buffer.h"
+#include "common/program.h"
+
+namespace ulysses::perf {
+namespace {
+
+constexpr const char* kName = "ulysses_a2a_perf";
+constexpr int kLatencyCalls = 1000, kAgreementCalls = 10000;
+
+Status runExchanges(Run& run, const A2AOptions& options) {
+  const int n = run.rank.count(), id = run.rank.id();
+  const auto geometries = options.geometries(n);
+  size_t inBytes = 0, outBytes = 0;
+  for (const Geometry& geometry : geometries) {
+    ULYSSES_TRY(checkGeometry(geometry));
+    // Rank 0's blocks are the largest; a window has one size on all ranks.
+    inBytes = std::max(inBytes, inputBlock(geometry, n, 0).bytes());
+    outBytes = std::max(outBytes, outputBlock(geometry, n, 0).bytes());
+  }
+  Buffer in, out;
+  ULYSSES_TRY(run.rank.agree(Buffer::allocate(in, inBytes)));
+  ULYSSES_TRY(run.rank.agree(options.out == "window" ? Buffer::allocateWindow(out, outBytes, run.comm.get())
+                                                     : Buffer::allocate(out, outBytes)));
+  std::vector<std::unique_ptr<Collective>> rows;
+  for (const Geometry& geometry : geometries) {
+    rows.push_back(std::make_unique<Exchange>(geometry, n, id, run.comm.get(), in.data(), out.data()));
+  }
+  return runTable(run, rows);
+}
+
+Status runAll(Run& run, const A2AOptions& options) {
+  const Geometry small = options.smallGeometry(run.rank.count());
+  if (options.latency) return runLatency(run, small, options.rounds, options.calls ? options.calls : kLatencyCalls);
+  if (options.agreement) return runAgreement(run, small, options.calls ? options.calls : kAgreementCalls);
+  ULYSSES_TRY(runExchanges(run, options));
+  if (!options.baseline) return {};
+  for (const Geometry& geometry : options.geometries(run.rank.count())) {
+    ULYSSES_TRY(runBaseline(run, geometry, options.rounds));
+  }
+  return {};
+}
+
+}  // namespace
+}  // namespace ulysses::perf
+
+int main(int argc, char** argv) {
+  using namespace ulysses::perf;
+  CLI::App app("The exchange of Ulysses sequence parallelism, measured and checked as nccl-tests does.", kName);
+  A2AOptions options;
+  options.addTo(app);
+  if (const auto code = parseArguments(app, argc, argv, [&] { return options.validate(); })) return *code;
+  const Subject subject{options.describe(), [&](int nranks) { return options.sizeRange(nranks); }};
+  return runProgram(kName, argc, argv, options.common, subject, [&](Run& run) { return runAll(run, options); });
+}
