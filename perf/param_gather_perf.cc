@@ -18,13 +18,20 @@ int main(int argc, char** argv) {
   common.addTo(app);
   app.add_option("--model", modelName, "a model of the table (wan14b): its forwards are run");
   app.add_option("--scale", scale, "divides every count of the model: 1/N")->capture_default_str();
-  app.add_option("--residency", residency, "persistent, budget:BYTES, budget:N%, transient, or all")->capture_default_str();
-  app.add_option("--forwards", forward.forwards, "passes over all groups")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--residency", residency, "persistent, budget:BYTES, budget:N%, transient, or all")
+      ->capture_default_str();
+  app.add_option("--forwards", forward.forwards, "passes over all groups")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--compute-us", forward.computeUs, "compute stand-in of a block, in microseconds")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--prefetch-depth", forward.prefetchDepth, "blocks fetched ahead")->check(CLI::Range(0, 64))->capture_default_str();
-  app.add_option("--rounds", rounds, "rounds at each size, without --model")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--prefetch-depth", forward.prefetchDepth, "blocks fetched ahead")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
+  app.add_option("--rounds", rounds, "rounds at each size, without --model")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
 
   Model model;
   std::vector<ResidencyChoice> choices;
@@ -36,11 +43,12 @@ int main(int argc, char** argv) {
     return {};
   };
   if (const auto code = parseArguments(app, argc, argv, validate)) return *code;
-  const Subject subject{modelName.empty() ? std::string("parameter gathers") : "model " + modelName + ", scale " + scale,
-                        [&](int) -> SizeRange {
-                          if (!modelName.empty()) return {model.groupBytes(), model.groupBytes()};
-                          return {common.firstBytes(), common.lastBytes()};
-                        }};
+  const Subject subject{
+      modelName.empty() ? std::string("parameter gathers") : "model " + modelName + ", scale " + scale,
+      [&](int) -> SizeRange {
+        if (!modelName.empty()) return {model.groupBytes(), model.groupBytes()};
+        return {common.firstBytes(), common.lastBytes()};
+      }};
   return runProgram("param_gather_perf", argc, argv, common, subject, [&](Run& run) {
     return modelName.empty() ? runGathers(run, rounds) : runForwards(run, model, choices, forward);
   });

@@ -99,9 +99,11 @@ Result<Outcome> forwards(Run& run, const Model& model, const Shards& shards, con
       const int64_t acquired = nowNs();
       for (int ahead = 1; ahead <= options.prefetchDepth; ++ahead) ULYSSES_TRY(params.prefetch((g + ahead) % groups));
       inCalls += nowNs() - entry;
-      if (choice.kind == ulyssesResidencyPersistent && f > 0) hits.push_back(static_cast<double>(acquired - entry) / 1e3);
+      if (choice.kind == ulyssesResidencyPersistent && f > 0)
+        hits.push_back(static_cast<double>(acquired - entry) / 1e3);
       for (size_t p = 0; p < ptrs.size(); ++p)
-        outcome.checksum = look(static_cast<const std::byte*>(ptrs[p]), model.counts[p] * kElementBytes, outcome.checksum);
+        outcome.checksum =
+            look(static_cast<const std::byte*>(ptrs[p]), model.counts[p] * kElementBytes, outcome.checksum);
       compute(options.computeUs);
       const int64_t done = nowNs();
       ULYSSES_TRY(params.release(g));
@@ -146,9 +148,10 @@ Result<Outcome> mpiForwards(Run& run, const Model& model, const Shards& shards, 
 void print(Report& report, const std::string& name, const Outcome& o, bool ours) {
   const double share = o.seconds > 0 ? 100 * o.gatherSeconds / o.seconds : 0;
   const std::string checksum = ours ? fmt::format("{:016x}", o.checksum) : "-";
-  report.line(fmt::format("{:>14}  {:>9.3f}  {:>9.3f}  {:>6.1f}  {:>14}  {:>7}  {:>7}  {:>7}  {:>12}  {:>12}  {:>6.2f}  {}",
-                          name, o.seconds, o.gatherSeconds, share, o.stats.bytesMoved, o.stats.gathers, o.stats.hits,
-                          o.stats.prefetchHits, o.stats.residentBytes, o.stats.peakBytes, o.hitUs, checksum));
+  report.line(
+      fmt::format("{:>14}  {:>9.3f}  {:>9.3f}  {:>6.1f}  {:>14}  {:>7}  {:>7}  {:>7}  {:>12}  {:>12}  {:>6.2f}  {}",
+                  name, o.seconds, o.gatherSeconds, share, o.stats.bytesMoved, o.stats.gathers, o.stats.hits,
+                  o.stats.prefetchHits, o.stats.residentBytes, o.stats.peakBytes, o.hitUs, checksum));
   report.append("forwards", {{"residency", name},
                              {"seconds", o.seconds},
                              {"gather_seconds", o.gatherSeconds},
@@ -168,7 +171,8 @@ void print(Report& report, const std::string& name, const Outcome& o, bool ours)
 // Of all ranks: the slowest, and its share of time.
 Outcome slowest(Rank& rank, const Outcome& mine) {
   const auto all = rank.allgather(mine);
-  return *std::max_element(all.begin(), all.end(), [](const Outcome& a, const Outcome& b) { return a.seconds < b.seconds; });
+  return *std::max_element(all.begin(), all.end(),
+                           [](const Outcome& a, const Outcome& b) { return a.seconds < b.seconds; });
 }
 
 }  // namespace
@@ -189,9 +193,10 @@ Status runForwards(Run& run, const Model& model, const std::vector<ResidencyChoi
   for (const ResidencyChoice& choice : choices) {
     ULYSSES_ASSIGN(const Outcome mine, forwards(run, model, shards, choice, options));
     if (!first) first = run.rank.allgather(mine.checksum)[0];
-    const Status same = mine.checksum == *first ? Status()
-                                                : Status(ulyssesInternalError, fmt::format("{} on rank {} saw other parameters",
-                                                                                           choice.name, run.rank.id()));
+    const Status same = mine.checksum == *first
+                            ? Status()
+                            : Status(ulyssesInternalError,
+                                     fmt::format("{} on rank {} saw other parameters", choice.name, run.rank.id()));
     ULYSSES_TRY(run.rank.agree(same));
     const Outcome outcome = slowest(run.rank, mine);
     if (run.report) print(*run.report, choice.name, outcome, true);

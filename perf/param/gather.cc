@@ -48,7 +48,8 @@ struct OneParameter {
 
 Status compare(Run& run, size_t bytes, ulyssesDataType_t dtype, int rounds) {
   const int n = run.rank.count();
-  const size_t count = flatCount(bytes, n, dtype), share = count * elementBytes(dtype), all = share * static_cast<size_t>(n);
+  const size_t count = flatCount(bytes, n, dtype), share = count * elementBytes(dtype),
+               all = share * static_cast<size_t>(n);
   if (count == 0) return {};
   OneParameter one;
   ULYSSES_TRY(one.open(run, count, dtype));
@@ -56,8 +57,10 @@ Status compare(Run& run, size_t bytes, ulyssesDataType_t dtype, int rounds) {
   ULYSSES_TRY(run.rank.agree(Buffer::allocate(plain, all)));
   Buffer source;
   ULYSSES_TRY(run.rank.agree(Buffer::allocate(source, all)));
-  FlatCollective toGathered(FlatKind::AllGather, count, dtype, n, run.rank.id(), run.comm.get(), one.shard.data(), one.gathered);
-  FlatCollective toPlain(FlatKind::AllGather, count, dtype, n, run.rank.id(), run.comm.get(), one.shard.data(), plain.data());
+  FlatCollective toGathered(FlatKind::AllGather, count, dtype, n, run.rank.id(), run.comm.get(), one.shard.data(),
+                            one.gathered);
+  FlatCollective toPlain(FlatKind::AllGather, count, dtype, n, run.rank.id(), run.comm.get(), one.shard.data(),
+                         plain.data());
   OtherWay ours(toGathered, [&] { return gatherAgain(one.params); });
   OtherWay mpi(toPlain, [&] { return mpiFlat(FlatKind::AllGather, one.shard.data(), plain.data(), share); });
   const auto copyAll = [&] {
@@ -89,7 +92,8 @@ Status timeHits(Run& run) {
   const double acquire = median(run.rank.allgather(median(std::move(acquires))));
   const double pair = median(run.rank.allgather(median(std::move(pairs))));
   if (!run.report) return {};
-  run.report->line(fmt::format("# A hit: Acquire {:.3f} us, with Release {:.3f} us (medians, clock reads included)", acquire, pair));
+  run.report->line(
+      fmt::format("# A hit: Acquire {:.3f} us, with Release {:.3f} us (medians, clock reads included)", acquire, pair));
   run.report->attach("hit", {{"acquire_us", acquire}, {"acquire_release_us", pair}});
   return {};
 }

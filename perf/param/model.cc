@@ -42,7 +42,7 @@ size_t Model::groupBytes() const {
 }
 
 Result<Model> findModel(std::string_view name, std::string_view scale) {
-  const std::optional<size_t> divisor = scale == "1"               ? std::optional<size_t>(1)
+  const std::optional<size_t> divisor = scale == "1"                 ? std::optional<size_t>(1)
                                         : scale.substr(0, 2) == "1/" ? parseNumber(scale.substr(2))
                                                                      : std::nullopt;
   if (!divisor || *divisor == 0) return Status(ulyssesInvalidArgument, fmt::format("--scale {}: 1, or 1/N", scale));
@@ -59,8 +59,9 @@ Result<Model> findModel(std::string_view name, std::string_view scale) {
 
 Result<std::vector<ResidencyChoice>> parseResidencies(std::string_view text, const Model& model) {
   const auto percent = [&](size_t n) {
-    return ResidencyChoice{fmt::format("budget:{}%", n), ulyssesResidencyBudget,
-                           model.groupBytes() * model.groups / 100 * n + model.groupBytes() * model.groups % 100 * n / 100};
+    return ResidencyChoice{
+        fmt::format("budget:{}%", n), ulyssesResidencyBudget,
+        model.groupBytes() * model.groups / 100 * n + model.groupBytes() * model.groups % 100 * n / 100};
   };
   const ResidencyChoice persistent{"persistent", ulyssesResidencyPersistent, 0};
   const ResidencyChoice transient{"transient", ulyssesResidencyTransient, 0};
@@ -71,7 +72,8 @@ Result<std::vector<ResidencyChoice>> parseResidencies(std::string_view text, con
   if (constexpr std::string_view kBudget = "budget:"; text.substr(0, kBudget.size()) == kBudget) {
     const std::string_view amount = text.substr(kBudget.size());
     if (!amount.empty() && amount.back() == '%') {
-      if (const auto n = parseNumber(amount.substr(0, amount.size() - 1)); n && *n <= 100) return std::vector{percent(*n)};
+      if (const auto n = parseNumber(amount.substr(0, amount.size() - 1)); n && *n <= 100)
+        return std::vector{percent(*n)};
     } else if (const auto bytes = parseSize(amount)) {
       return std::vector{ResidencyChoice{std::string(text), ulyssesResidencyBudget, *bytes}};
     }

@@ -30,11 +30,15 @@ class Params {
   Status acquire(int group, void** ptrs) {
     return libraryStatus(ulyssesParamAcquire(params_, group, ptrs, nullptr), "ulyssesParamAcquire");
   }
-  Status release(int group) { return libraryStatus(ulyssesParamRelease(params_, group, nullptr), "ulyssesParamRelease"); }
+  Status release(int group) {
+    return libraryStatus(ulyssesParamRelease(params_, group, nullptr), "ulyssesParamRelease");
+  }
   Status prefetch(int group) {
     return libraryStatus(ulyssesParamPrefetch(params_, group, nullptr), "ulyssesParamPrefetch");
   }
-  Status publish(int group) { return libraryStatus(ulyssesParamPublish(params_, group, nullptr), "ulyssesParamPublish"); }
+  Status publish(int group) {
+    return libraryStatus(ulyssesParamPublish(params_, group, nullptr), "ulyssesParamPublish");
+  }
   ulyssesParamStats_t stats() const {
     ulyssesParamStats_t stats = ULYSSES_PARAM_STATS_INITIALIZER;
     ulyssesParamGetStats(params_, &stats);

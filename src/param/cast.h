@@ -12,7 +12,8 @@ namespace ulysses {
 constexpr uint16_t toBfloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
-  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);  // a carry out of the mantissa is the next power
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >>
+                               16);  // a carry out of the mantissa is the next power
 }
 
 constexpr uint16_t toFloat16(float value) {

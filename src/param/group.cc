@@ -20,14 +20,19 @@ constexpr size_t kMostAlignment = size_t{1} << 30;
 enum Field : size_t { ShardType, GatherType, Count, Alignment, Fields };
 constexpr const char* kFieldNames[Fields] = {"shardType", "gatherType", "count", "alignment"};
 
-size_t wordsOfParameter(int nranks) { return Fields + static_cast<size_t>(nranks); }
+size_t wordsOfParameter(int nranks) {
+  return Fields + static_cast<size_t>(nranks);
+}
 
-std::string typeName(int type) { return std::string(dataTypeFacts(type).name); }
+std::string typeName(int type) {
+  return std::string(dataTypeFacts(type).name);
+}
 
 Status checkTypes(const ulyssesParamDesc_t& d) {
   for (const auto& [field, type] : {std::pair("shardType", d.shardType), std::pair("gatherType", d.gatherType)})
     if (elementBytes(type) == 0)
-      return Status(ulyssesInvalidArgument, formatText("{} is {}, not a ulyssesDataType_t", field, static_cast<int>(type)));
+      return Status(ulyssesInvalidArgument,
+                    formatText("{} is {}, not a ulyssesDataType_t", field, static_cast<int>(type)));
   if (d.shardType == d.gatherType) return {};
   if (d.shardType == ulyssesFloat32 && (d.gatherType == ulyssesBfloat16 || d.gatherType == ulyssesFloat16)) return {};
   return Status(ulyssesInvalidArgument,
@@ -45,7 +50,8 @@ Status checkDesc(const ulyssesParamDesc_t& d, int rank, int nranks, Parameter* p
   p->gatherType = d.gatherType;
   p->shard = d.shard;
   if (const auto bytes = checkedMul(d.count, elementBytes(d.shardType)); !bytes || *bytes > kMostBytes)
-    return Status(ulyssesInvalidArgument, formatText("{} elements of {} exceed 62 bits", d.count, typeName(d.shardType)));
+    return Status(ulyssesInvalidArgument,
+                  formatText("{} elements of {} exceed 62 bits", d.count, typeName(d.shardType)));
   if (d.alignment > kMostAlignment || (d.alignment != 0 && !std::has_single_bit(d.alignment)))
     return Status(ulyssesInvalidArgument,
                   formatText("alignment is {}: a power of two up to {}, or 0", d.alignment, kMostAlignment));
@@ -66,7 +72,8 @@ Status checkDesc(const ulyssesParamDesc_t& d, int rank, int nranks, Parameter* p
     return Status(ulyssesInvalidArgument,
                   formatText("shard is NULL, with {} elements on this rank", p->splits[static_cast<size_t>(rank)]));
   if (reinterpret_cast<uintptr_t>(d.shard) % elementBytes(d.shardType) != 0)
-    return Status(ulyssesInvalidArgument, formatText("shard {} is not aligned to its {}", d.shard, typeName(d.shardType)));
+    return Status(ulyssesInvalidArgument,
+                  formatText("shard {} is not aligned to its {}", d.shard, typeName(d.shardType)));
   return {};
 }
 
@@ -112,8 +119,12 @@ std::vector<uint64_t> wordsOf(const Bytes& record) {
 
 }  // namespace
 
-size_t Parameter::bytes() const { return count * elementBytes(gatherType); }
-size_t Parameter::bytesOf(int rank) const { return splits[static_cast<size_t>(rank)] * elementBytes(gatherType); }
+size_t Parameter::bytes() const {
+  return count * elementBytes(gatherType);
+}
+size_t Parameter::bytesOf(int rank) const {
+  return splits[static_cast<size_t>(rank)] * elementBytes(gatherType);
+}
 
 Result<ParamGroup> makeGroup(std::span<const ulyssesParamDesc_t> descs, int rank, int nranks) {
   const size_t most = ControlChannel::kMaxBlobBytes / (wordsOfParameter(nranks) * sizeof(uint64_t));
@@ -143,7 +154,8 @@ Result<ParamGroup> makeGroup(std::span<const ulyssesParamDesc_t> descs, int rank
 Bytes encodeGroup(const ParamGroup& group) {
   std::vector<uint64_t> words;
   for (const Parameter& p : group.parameters) {
-    words.insert(words.end(), {static_cast<uint64_t>(p.shardType), static_cast<uint64_t>(p.gatherType), p.count, p.alignment});
+    words.insert(words.end(),
+                 {static_cast<uint64_t>(p.shardType), static_cast<uint64_t>(p.gatherType), p.count, p.alignment});
     words.insert(words.end(), p.splits.begin(), p.splits.end());
   }
   Bytes record(words.size() * sizeof(uint64_t));
@@ -164,7 +176,8 @@ Status agreeGroup(size_t number, const std::vector<Bytes>& records) {
                                                 differenceText(field, 0, a, static_cast<int>(r), b)));
     };
     if (first.size() != other.size())
-      return differ("", "number of parameters", std::to_string(first.size() / width), std::to_string(other.size() / width));
+      return differ("", "number of parameters", std::to_string(first.size() / width),
+                    std::to_string(other.size() / width));
     for (size_t at = 0; at < first.size(); at += width) {
       const std::string where = formatText(", parameter {}", at / width);
       for (size_t f = 0; f < Fields; ++f)

@@ -1,4 +1,5 @@
-// Groups of parameters: what a rank was given, how the gathered parameters lie, and the transfers that gather them. Pure.
+// Groups of parameters: what a rank was given, how the gathered parameters lie, and the transfers that gather them.
+// Pure.
 #pragma once
 
 #include <ulysses/ulysses.h>

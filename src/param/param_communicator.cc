@@ -13,9 +13,12 @@ namespace {
 
 const char* residencyName(uint64_t kind) {
   switch (kind) {
-    case ulyssesResidencyPersistent: return "persistent";
-    case ulyssesResidencyBudget: return "budget";
-    default: return "transient";
+    case ulyssesResidencyPersistent:
+      return "persistent";
+    case ulyssesResidencyBudget:
+      return "budget";
+    default:
+      return "transient";
   }
 }
 
@@ -46,8 +49,10 @@ bool nothingMoved(const Status& status) {
     case ulyssesMismatch:
     case ulyssesInvalidArgument:
     case ulyssesInvalidUsage:
-    case ulyssesNotSupported: return true;
-    default: return false;
+    case ulyssesNotSupported:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -102,14 +107,17 @@ Status ParamCommunicator::commit() {
   number_ = comm_->nextParamNumber();
   committed_ = true;
   stats_.peakBytes = allocatedBytes();
-  ULYSSES_LOG(Info, -1, "rank {} of {}: {} parameter groups, {}; {} of them ({} bytes) stay, the others share {} slots of {} bytes",
-              comm_->rank(), comm_->nranks(), groups_.size(), residencyName(residency_.kind), plan_.pinned,
-              plan_.pinnedBytes, plan_.slots, plan_.slotBytes);
+  ULYSSES_LOG(
+      Info, -1,
+      "rank {} of {}: {} parameter groups, {}; {} of them ({} bytes) stay, the others share {} slots of {} bytes",
+      comm_->rank(), comm_->nranks(), groups_.size(), residencyName(residency_.kind), plan_.pinned, plan_.pinnedBytes,
+      plan_.slots, plan_.slotBytes);
   return {};
 }
 
 Status ParamCommunicator::agreeOnGroups(size_t* budget) {
-  const Header mine{groups_.size(), static_cast<uint64_t>(residency_.kind), residency_.prefetchDepth, residency_.budgetBytes};
+  const Header mine{groups_.size(), static_cast<uint64_t>(residency_.kind), residency_.prefetchDepth,
+                    residency_.budgetBytes};
   std::vector<Header> headers;
   ULYSSES_TRY(gatherBlobs(*comm_, mine, &headers));
   *budget = mine.budgetBytes;
@@ -159,7 +167,8 @@ Status ParamCommunicator::adopt(const ResidencyPlan& plan) {
 
 Storage::Size ParamCommunicator::slotSize() const {
   Storage::Size size{plan_.slotBytes, 1};
-  for (size_t i = plan_.pinned; i < groups_.size(); ++i) size.alignment = std::max(size.alignment, groups_[i].facts.alignment);
+  for (size_t i = plan_.pinned; i < groups_.size(); ++i)
+    size.alignment = std::max(size.alignment, groups_[i].facts.alignment);
   return size;
 }
 
@@ -237,11 +246,12 @@ Status ParamCommunicator::acquire(int group, void* ptrs[], Status local) {
     ULYSSES_TRY(growFor(group));
     const int slot = pinned(group) ? -1 : findSlot(group, true);
     if (!pinned(group) && slot < 0)
-      return refuse(Operation::ParamAcquire, group,
-                    Status(ulyssesOutOfMemory,
-                           formatText("all {} slots of the ring hold acquired groups, so group {} has none; release one, "
-                                      "or set a larger prefetchDepth or budget",
-                                      slots_.size(), group)));
+      return refuse(
+          Operation::ParamAcquire, group,
+          Status(ulyssesOutOfMemory,
+                 formatText("all {} slots of the ring hold acquired groups, so group {} has none; release one, "
+                            "or set a larger prefetchDepth or budget",
+                            slots_.size(), group)));
     ULYSSES_TRY(gather(group, slot));
   }
   ++stats_.acquires;
@@ -395,9 +405,11 @@ Status ParamCommunicator::setBudget(size_t bytes) {
   if (!committed_)
     call.local = Status(ulyssesInvalidUsage, "ulyssesParamCommit comes first");
   else if (residency_.kind != ulyssesResidencyBudget)
-    call.local = Status(ulyssesInvalidUsage, formatText("residency is {}, which has no budget", residencyName(residency_.kind)));
+    call.local =
+        Status(ulyssesInvalidUsage, formatText("residency is {}, which has no budget", residencyName(residency_.kind)));
   else if (held != groups_.end())
-    call.local = Status(ulyssesInvalidUsage, formatText("group {} is acquired; release it first", held - groups_.begin()));
+    call.local =
+        Status(ulyssesInvalidUsage, formatText("group {} is acquired; release it first", held - groups_.begin()));
   ULYSSES_TRY(comm_->run(call));
   std::vector<uint64_t> wishes;
   ULYSSES_TRY(gatherBlobs(*comm_, uint64_t{bytes}, &wishes));

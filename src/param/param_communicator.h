@@ -1,6 +1,6 @@
 // Parameter groups of one communicator: what is resident, what has to be gathered, and where it lies. The rules of
-// versions and residency are those of tests/model/residency.pml: every decision follows from the calls made so far, which
-// are the same on all ranks.
+// versions and residency are those of tests/model/residency.pml: every decision follows from the calls made so far,
+// which are the same on all ranks.
 #pragma once
 
 #include <memory>
@@ -38,12 +38,12 @@ class ParamCommunicator {
   // makes one.
   struct Group {
     ParamGroup facts;
-    std::vector<const void*> in;  // this rank's shards, as they are gathered
-    Storage storage;              // of a pinned group
-    int slot = -1;                // of a streamed one
+    std::vector<const void*> in;                       // this rank's shards, as they are gathered
+    Storage storage;                                   // of a pinned group
+    int slot = -1;                                     // of a streamed one
     uint64_t version = 1, gathered = 0, resident = 0;  // of the shards; of the last gather; of the copy (0: none)
-    bool held = false;            // between Acquire and Release
-    bool prefetched = false;      // since the last Acquire
+    bool held = false;                                 // between Acquire and Release
+    bool prefetched = false;                           // since the last Acquire
     bool current() const { return resident == version; }
   };
   struct Slot {

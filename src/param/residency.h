@@ -1,4 +1,5 @@
-// Which parameter groups stay and which pass through: the same on all ranks, because all ranks give the same facts. Pure.
+// Which parameter groups stay and which pass through: the same on all ranks, because all ranks give the same facts.
+// Pure.
 #pragma once
 
 #include <ulysses/ulysses.h>
@@ -35,9 +36,9 @@ ResidencyPlan planResidency(std::span<const size_t> groupBytes, const Residency&
 
 // What a slot of the ring holds, to choose the one that a group may take.
 struct SlotUse {
-  bool held = false;      // acquired, or being filled
-  bool awaited = false;   // prefetched, not acquired yet
-  uint64_t filled = 0;    // the number of the gather that filled it; 0: empty
+  bool held = false;     // acquired, or being filled
+  bool awaited = false;  // prefetched, not acquired yet
+  uint64_t filled = 0;   // the number of the gather that filled it; 0: empty
 };
 // The slot that was filled longest ago of those that nobody needs; one that is awaited only where `desperate`. -1 where
 // there is none. Hits count for nothing here: gathers are agreed on, hits are not.

@@ -17,10 +17,11 @@ constexpr size_t kPageBytes = 4096;  // what windows and plain storage begin at
 
 Status outOfMemory(size_t bytes) {
   const size_t available = static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return Status(ulyssesOutOfMemory,
-                formatText("{} bytes wanted for gathered parameters, {} available; a budget or transient residency needs "
-                           "less",
-                           bytes, available));
+  return Status(
+      ulyssesOutOfMemory,
+      formatText("{} bytes wanted for gathered parameters, {} available; a budget or transient residency needs "
+                 "less",
+                 bytes, available));
 }
 
 }  // namespace

@@ -27,7 +27,8 @@ TEST_CASE("case 24: uneven and empty shards, mixed types, and types that differ"
             EXPECT_OK(rank == 0 ? other.add({{1, ulyssesInt8}, {8, ulyssesFloat32}})
                                 : other.add({{1, ulyssesInt8}, {16, ulyssesBfloat16}}));
             EXPECT_RANK(other.commit() == ulyssesMismatch);
-            EXPECT_RANK(lastErrorNames({"group 1", "parameter 1", "shardType", "rank 0 has float32", "rank 1 has bfloat16"}));
+            EXPECT_RANK(
+                lastErrorNames({"group 1", "parameter 1", "shardType", "rank 0 has float32", "rank 1 has bfloat16"}));
             EXPECT_VISIT(m, 1);
             return exchangeWorks(rank, 4, comm);
           })) == "");
@@ -106,7 +107,8 @@ TEST_CASE("case 4: an exchange against a parameter gather, and against a hit", "
             const Shape t{2, 4, 4, 3, 4};
             Fenced in(sequenceSide(t, 2, rank)), out(headSide(t, 2, rank).size());
             const auto exchange = [&] {
-              return ulyssesA2A(in.data(), out.data(), t.B, t.S, t.H, t.D, ulyssesFloat32, ulyssesScatterHeads, comm, nullptr);
+              return ulyssesA2A(in.data(), out.data(), t.B, t.S, t.H, t.D, ulyssesFloat32, ulyssesScatterHeads, comm,
+                                nullptr);
             };
             EXPECT_RANK((rank == 0 ? exchange() : m.acquire(0)) == ulyssesMismatch);
             EXPECT_RANK(lastErrorNames({"operation", "ulyssesA2A", "ulyssesParamAcquire"}));
@@ -117,8 +119,8 @@ TEST_CASE("case 4: an exchange against a parameter gather, and against a hit", "
             // Now the gather is a hit, which does not wait: the exchange finds it at once, its rank by the next call.
             if (rank == 0) {
               Fenced untouched(out.content().size());
-              EXPECT_RANK(ulyssesA2A(in.data(), untouched.data(), t.B, t.S, t.H, t.D, ulyssesFloat32, ulyssesScatterHeads, comm,
-                                     nullptr) == ulyssesMismatch);
+              EXPECT_RANK(ulyssesA2A(in.data(), untouched.data(), t.B, t.S, t.H, t.D, ulyssesFloat32,
+                                     ulyssesScatterHeads, comm, nullptr) == ulyssesMismatch);
               EXPECT_RANK(untouched.untouched());
             } else {
               EXPECT_OK(m.acquire(0));

@@ -35,7 +35,8 @@ TEST_CASE("every residency gives the same bytes; traffic falls with the budget",
   for (const As as : {As::Threads, As::Processes})
     CHECK(failures(runComms(as, 4, [&](int rank, ulyssesComm_t comm) -> std::string {
             const size_t groupBytes = 10007 * 4 + 33, all = kGroups * (groupBytes + 3);
-            const auto run = [&](ulyssesResidency_t residency, size_t budget, int depth, ulyssesParamStats_t* stats) -> std::string {
+            const auto run = [&](ulyssesResidency_t residency, size_t budget, int depth,
+                                 ulyssesParamStats_t* stats) -> std::string {
               Model m(rank, 4);
               EXPECT_OK(m.open(comm, residency, budget, depth));
               for (int g = 0; g < kGroups; ++g) EXPECT_OK(m.add({{10007, ulyssesFloat32}, {33, ulyssesInt8}}));
@@ -57,10 +58,13 @@ TEST_CASE("every residency gives the same bytes; traffic falls with the budget",
             ulyssesParamStats_t s = ULYSSES_PARAM_STATS_INITIALIZER;
             const uint64_t pass = kGroups * groupBytes;
             EXPECT_RANK(run(ulyssesResidencyPersistent, 0, 0, &s) == "");
-            EXPECT_RANK(s.bytesMoved == 2 * pass && s.gathers == 2 * kGroups && s.hits == 3 * kGroups && s.evictions == 0);
-            EXPECT_RANK(s.residentBytes >= pass && s.residentBytes == s.peakBytes && s.residentBytes < pass + pass / 100);
+            EXPECT_RANK(s.bytesMoved == 2 * pass && s.gathers == 2 * kGroups && s.hits == 3 * kGroups &&
+                        s.evictions == 0);
+            EXPECT_RANK(s.residentBytes >= pass && s.residentBytes == s.peakBytes &&
+                        s.residentBytes < pass + pass / 100);
             EXPECT_RANK(run(ulyssesResidencyTransient, all, 0, &s) == "");
-            EXPECT_RANK(s.bytesMoved == kForwards * pass && s.hits == 0 && s.residentBytes == 0 && s.peakBytes < 2 * groupBytes);
+            EXPECT_RANK(s.bytesMoved == kForwards * pass && s.hits == 0 && s.residentBytes == 0 &&
+                        s.peakBytes < 2 * groupBytes);
             for (const int quarter : {0, 1, 2, 3, 4})
               for (const int depth : {0, 1}) {
                 // The smallest budget of all ranks holds.
@@ -75,7 +79,8 @@ TEST_CASE("every residency gives the same bytes; traffic falls with the budget",
                 EXPECT_RANK(s.gathers >= gathers && s.gathers <= gathers + 2);
                 EXPECT_RANK(s.bytesMoved == s.gathers * groupBytes);
                 EXPECT_RANK(depth == 0 || !cycles || s.prefetchHits >= kForwards * streamed - 3);
-                EXPECT_RANK(s.peakBytes >= (pinned + slots) * groupBytes && s.peakBytes <= (pinned + slots) * (groupBytes + 64));
+                EXPECT_RANK(s.peakBytes >= (pinned + slots) * groupBytes &&
+                            s.peakBytes <= (pinned + slots) * (groupBytes + 64));
                 const uint64_t turns = cycles ? s.gathers - 2 * pinned - slots : 0;
                 EXPECT_RANK(s.evictions <= turns && s.evictions + 2 >= turns);
               }
@@ -133,9 +138,19 @@ TEST_CASE("float32 shards are cast before the gather", "[host][param]") {
           d.count = 1000;
           d.shardType = ulyssesFloat32;
           d.shard = shard.data();
-          const ulyssesParamDesc_t descs[] = {[&] { d.gatherType = ulyssesBfloat16; return d; }(),
-                                              [&] { d.gatherType = ulyssesFloat32; return d; }(),
-                                              [&] { d.gatherType = ulyssesFloat16; d.alignment = 8192; return d; }()};
+          const ulyssesParamDesc_t descs[] = {[&] {
+                                                d.gatherType = ulyssesBfloat16;
+                                                return d;
+                                              }(),
+                                              [&] {
+                                                d.gatherType = ulyssesFloat32;
+                                                return d;
+                                              }(),
+                                              [&] {
+                                                d.gatherType = ulyssesFloat16;
+                                                d.alignment = 8192;
+                                                return d;
+                                              }()};
           ulyssesParamComm_t params = nullptr;
           int group = -1;
           void* ptrs[3];
@@ -191,7 +206,7 @@ TEST_CASE("misuse is an error on all ranks, and the next call works", "[host][pa
           EXPECT_VISIT(m, 1);
           EXPECT_RANK(m.stats().gathers == 2 && m.stats().evictions == 1);
           EXPECT_RANK(ulyssesParamAcquire(m.params, rank == 0 ? 0 : 1, &p, nullptr) ==
-                          (rank == 0 ? ulyssesMismatch : ulyssesSuccess));
+                      (rank == 0 ? ulyssesMismatch : ulyssesSuccess));
           if (rank != 0) EXPECT_OK(m.release(1));
           if (rank != 0) EXPECT_RANK(mismatchArrives(comm) && m.acquire(1) == ulyssesMismatch);
           EXPECT_VISIT(m, 0);
@@ -210,7 +225,8 @@ TEST_CASE("misuse is an error on all ranks, and the next call works", "[host][pa
         })) == "");
 }
 
-TEST_CASE("addresses stay until Reshard or SetBudget; both give memory back and the next acquire gathers", "[host][param]") {
+TEST_CASE("addresses stay until Reshard or SetBudget; both give memory back and the next acquire gathers",
+          "[host][param]") {
   CHECK(failures(runComms(As::Processes, 2, [&](int rank, ulyssesComm_t comm) -> std::string {
           constexpr size_t kBytes = 1 << 20;
           const auto windows = [&] {

@@ -33,7 +33,8 @@ double valueOf(uint16_t bits) {
   constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
   const int exponent = bits >> kMantissaBits & ((1 << kExponentBits) - 1), mantissa = bits & ((1 << kMantissaBits) - 1);
   if (exponent == 0) return std::ldexp(mantissa, 1 - kBias - kMantissaBits);
-  return std::ldexp((1 << kMantissaBits) + mantissa, exponent - kBias - kMantissaBits);  // the largest one: as if finite
+  return std::ldexp((1 << kMantissaBits) + mantissa,
+                    exponent - kBias - kMantissaBits);  // the largest one: as if finite
 }
 
 template <int kExponentBits, int kMantissaBits>
@@ -123,7 +124,8 @@ TEST_CASE("cast: to nearest even in every exponent, around every tie, in the den
       for (uint32_t bit = 0; bit <= 23; ++bit)
         for (uint32_t high : {0u, 1u, 2u, 3u, 0x3ffu})  // what is kept just above the tie, odd and even
           for (int near = -2; near <= 2; ++near)
-            check(sign | exponent << 23 | ((((high << bit << 1) | (1u << bit)) + static_cast<uint32_t>(near)) & 0x7fffffu));
+            check(sign | exponent << 23 |
+                  ((((high << bit << 1) | (1u << bit)) + static_cast<uint32_t>(near)) & 0x7fffffu));
   for (uint32_t bits = 1; bits != 0 && bits < 0xffff0000u; bits += 0x3fff) check(bits);  // all over
   CHECK(wrong == 0);
 
@@ -132,8 +134,8 @@ TEST_CASE("cast: to nearest even in every exponent, around every tie, in the den
   CHECK(toFloat16(65519.996f) == 0x7bff);
   CHECK(toFloat16(65520.0f) == 0x7c00);
   CHECK(toFloat16(-1e30f) == 0xfc00);
-  CHECK(toFloat16(5.9604645e-8f) == 1);   // 2^-24
-  CHECK(toFloat16(2.9802322e-8f) == 0);   // half of it: to even
+  CHECK(toFloat16(5.9604645e-8f) == 1);  // 2^-24
+  CHECK(toFloat16(2.9802322e-8f) == 0);  // half of it: to even
   CHECK(toFloat16(2.9802326e-8f) == 1);
   CHECK(toFloat16(-0.0f) == 0x8000);
   const float shard[] = {1.0f, -2.0f, std::bit_cast<float>(0xffc12345u)};
@@ -160,7 +162,7 @@ TEST_CASE("a group lies parameter by parameter, aligned, and every rank sends it
   CHECK(g.castBytes == 2);
   REQUIRE(g.parts.size() == 1);
   const Schedule& s = g.parts[0].schedule;
-  CHECK(s.sendBytes == std::vector<size_t>{8, 8, 8, 8});    // 1 float32, 1 bfloat16, no uint8, 1 float16
+  CHECK(s.sendBytes == std::vector<size_t>{8, 8, 8, 8});  // 1 float32, 1 bfloat16, no uint8, 1 float16
   CHECK(s.recvBytes == std::vector<size_t>{13, 8, 6, 4});
   CHECK(s.largestPayload == 13);
   CHECK(s.largestSend == 52);
@@ -225,7 +227,8 @@ TEST_CASE("groups that differ are named by group, parameter, field and both valu
   other.splits = balanced;
   CHECK(agree({d, d}, {d, other}).ok());
   other.splits = splits;
-  CHECK(holds(agree({d, d}, {d, other}), ulyssesMismatch, {"group 7, parameter 1", "splits", "3,3,2", "3,2,3", "rank 2"}));
+  CHECK(holds(agree({d, d}, {d, other}), ulyssesMismatch,
+              {"group 7, parameter 1", "splits", "3,3,2", "3,2,3", "rank 2"}));
   CHECK(holds(agree({d}, {desc(16, ulyssesBfloat16, shard)}), ulyssesMismatch,
               {"group 7, parameter 0", "shardType", "rank 0 has float32", "rank 2 has bfloat16"}));
   CHECK(holds(agree({d}, {desc(9, ulyssesFloat32, shard)}), ulyssesMismatch, {"count", "8", "9"}));
