@@ -79,7 +79,7 @@ Status Communicator::perform(const Call& checked) {
   }
   mine.setLocalStatus(checked.local);
   Judgement judgement;
-  ULYSSES_TRY(agree(checked, mine, &judgement, deadline));
+  ULYSSES_TRY(agree(checked, mine, &judgement, deadline, small));
   if (!judgement.status.ok()) return judgement.status;
   if (!small) recorder_->moving();
   if (checked.schedule == nullptr || checked.schedule->empty()) return {};
@@ -87,7 +87,7 @@ Status Communicator::perform(const Call& checked) {
 }
 
 // The round of one call: everybody's contract, and the judgement that all ranks reach.
-Status Communicator::agree(const Call& call, Contract& mine, Judgement* judgement, Deadline deadline) {
+Status Communicator::agree(const Call& call, Contract& mine, Judgement* judgement, Deadline deadline, bool small) {
   mine.fusedOnly = parameters_.a2a == A2AMode::Fused;
   if (registrar_) {
     mine.freeWindowBytes = registrar_->freeBytes() + stagingBytes_;
@@ -99,6 +99,7 @@ Status Communicator::agree(const Call& call, Contract& mine, Judgement* judgemen
   const Status round = agreement_->round(std::as_bytes(std::span(&mine, 1)).first(mine.recordBytes()), deadline);
   hits_ = hitsHash_ = 0;
   ULYSSES_TRY(round);
+  if (small) host_->fetchInline(*call.schedule);
   for (int r = 0; r < nranks_; ++r)
     contracts_[static_cast<size_t>(r)] = reinterpret_cast<const Contract*>(agreement_->record(r));
   if (registrar_) {

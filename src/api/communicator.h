@@ -113,7 +113,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status runAlone(const Call& call);
   // The schedule of a contiguous call, kept for the next of the same shape.
   Result<const Schedule*> schedule(Operation operation, const Contract::Geometry& geometry);
-  Status agree(const Call& call, Contract& mine, Judgement* judgement, Deadline deadline);
+  // `small`: payloads lie beside the records.
+  Status agree(const Call& call, Contract& mine, Judgement* judgement, Deadline deadline, bool small = false);
   Status move(const Call& call, const Judgement& judgement, bool small, Deadline deadline);
   Status moveFused(const Transfer& transfer, bool* staged);
   // Sees to a staging window that this transfer can use; pure in the contracts. Sets `reason` where there is none.

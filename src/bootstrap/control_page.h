@@ -79,36 +79,40 @@ class ControlPage {
     alignas(kCacheLine) std::atomic<uint32_t> consumed;  // written by the receiver
   };
 
-  ControlPage() = default;
-  ControlPage(std::byte* base, int nranks) : base_(base), nranks_(static_cast<size_t>(nranks)) {}
+  ControlPage(std::byte* base, int nranks)
+      : base_(base),
+        nranks_(static_cast<size_t>(nranks)),
+        roundBytes_(alignUp((1 + nranks_) * sizeof(std::atomic<uint64_t>), kCacheLine)),
+        ranksOffset_(kCacheLine + 2 * roundBytes_),
+        chunksOffset_(ranksOffset_ + nranks_ * sizeof(Rank)),
+        slotsOffset_(alignUp(chunksOffset_ + nranks_ * nranks_ * sizeof(Chunks), 4096)) {}
 
-  static size_t bytes(int nranks) { return ControlPage(nullptr, nranks).slotsOffset() + kSlots * nranks * slotBytes(); }
+  static size_t bytes(int nranks) {
+    const ControlPage page(nullptr, nranks);
+    return page.slotsOffset_ + kSlots * page.nranks_ * kSlotBytes;
+  }
 
   std::atomic<uint32_t>& aborted() const { return *at<std::atomic<uint32_t>>(0); }  // rank + 1 of who aborted
-  Round& round(uint64_t k) const { return *at<Round>(kCacheLine + (k & 1) * roundBytes()); }
-  Rank& rank(int r) const { return *at<Rank>(ranksOffset() + static_cast<size_t>(r) * sizeof(Rank)); }
+  Round& round(uint64_t k) const { return *at<Round>(kCacheLine + (k & 1) * roundBytes_); }
+  Rank& rank(int r) const { return *at<Rank>(ranksOffset_ + static_cast<size_t>(r) * sizeof(Rank)); }
   Chunks& chunks(int sender, int receiver) const {
-    return *at<Chunks>(chunksOffset() +
+    return *at<Chunks>(chunksOffset_ +
                        (static_cast<size_t>(sender) * nranks_ + static_cast<size_t>(receiver)) * sizeof(Chunks));
   }
   std::byte* record(uint64_t k, int r) const {
-    return base_ + slotsOffset() + (k % kSlots * nranks_ + static_cast<size_t>(r)) * slotBytes();
+    return base_ + slotsOffset_ + (k % kSlots * nranks_ + static_cast<size_t>(r)) * kSlotBytes;
   }
   std::byte* payload(uint64_t k, int r) const { return record(k, r) + kRecordBytes; }
 
  private:
-  static constexpr size_t slotBytes() { return kRecordBytes + kPayloadBytes; }
-  size_t roundBytes() const { return alignUp((1 + nranks_) * sizeof(std::atomic<uint64_t>), kCacheLine); }
-  size_t ranksOffset() const { return kCacheLine + 2 * roundBytes(); }
-  size_t chunksOffset() const { return ranksOffset() + nranks_ * sizeof(Rank); }
-  size_t slotsOffset() const { return alignUp(chunksOffset() + nranks_ * nranks_ * sizeof(Chunks), 4096); }
+  static constexpr size_t kSlotBytes = kRecordBytes + kPayloadBytes;
   template <class T>
   T* at(size_t offset) const {
     return reinterpret_cast<T*>(base_ + offset);
   }
 
-  std::byte* base_ = nullptr;
-  size_t nranks_ = 0;
+  std::byte* base_;
+  size_t nranks_, roundBytes_, ranksOffset_, chunksOffset_, slotsOffset_;
 };
 
 }  // namespace ulysses

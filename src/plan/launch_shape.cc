@@ -8,6 +8,7 @@
 namespace ulysses {
 namespace {
 
+constexpr size_t kLeastTileBytes = size_t{8} << 10;  // fewer CTAs rather than smaller tiles
 constexpr size_t kBytesPerCta = size_t{32} << 10;  // below, another CTA costs more than it moves
 
 }  // namespace
@@ -18,10 +19,13 @@ LaunchShape launchShape(const LaunchFacts& f) {
   uint32_t most = std::max<uint32_t>(1, f.residentCtas / static_cast<uint32_t>(std::max(1, f.ranksPerDevice)));
   most = std::min(most, kDefaultCtas);
   if (f.maxCtas != 0) most = std::min(most, f.maxCtas);
+  const size_t slotsPerCta = static_cast<size_t>(f.nranks - 1) * device::kSlots;
+  if (slotsPerCta != 0)
+    most = static_cast<uint32_t>(std::clamp<size_t>(f.stagingLimit / (slotsPerCta * kLeastTileBytes), 1, most));
   const size_t send = f.largestPayload * static_cast<size_t>(f.nranks);
   shape.small = f.largestPayload <= f.smallBytes;
   shape.ctas = static_cast<uint32_t>(std::clamp<size_t>(ceilDiv(send, kBytesPerCta), 1, most));
-  const size_t slots = static_cast<size_t>(f.nranks - 1) * shape.ctas * device::kSlots;
+  const size_t slots = slotsPerCta * shape.ctas;
   if (slots != 0)
     shape.tileBytes = std::min(kDefaultTileBytes, f.stagingLimit / slots) / device::kUnit * device::kUnit;
   shape.stagingBytes = slots * shape.tileBytes;

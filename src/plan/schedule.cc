@@ -19,6 +19,7 @@ Schedule emptySchedule(int rank, int nranks, size_t operands) {
   s.shares.resize(static_cast<size_t>(nranks));
   s.sendBytes.resize(static_cast<size_t>(nranks));
   s.recvBytes.resize(static_cast<size_t>(nranks));
+  s.recvOffset.resize(static_cast<size_t>(nranks));
   return s;
 }
 
@@ -39,6 +40,7 @@ Schedule flatSchedule(size_t bytes, size_t elementBytes, size_t inBytes, int ran
     }
     s.shares[static_cast<size_t>(p)].push_back(std::move(share));
     s.sendBytes[static_cast<size_t>(p)] = s.recvBytes[static_cast<size_t>(p)] = bytes;
+    s.recvOffset[static_cast<size_t>(p)] = bytes * static_cast<size_t>(rank);
   }
   s.copies = [bytes, copyFor](int from, int to, size_t) {
     return bytes == 0 ? std::vector<BlockCopy>() : std::vector<BlockCopy>{copyFor(from, to)};
@@ -90,6 +92,7 @@ Schedule exchangeSchedule(std::span<const Operand> operands, std::span<const Ope
       size_t bytes = 0;
       for (const Operand& o : operands) bytes += layout::payloadBytes(o, from, to);
       s.largestPayload = std::max(s.largestPayload, bytes);
+      if (to == rank) s.recvOffset[static_cast<size_t>(from)] = send;
       send += bytes;
     }
     s.largestSend = std::max(s.largestSend, send);

@@ -29,6 +29,7 @@ struct Schedule {
   size_t operands = 0;
   std::vector<std::vector<Share>> shares;    // [peer][operand]
   std::vector<size_t> sendBytes, recvBytes;  // [peer], all operands together
+  std::vector<size_t> recvOffset;            // [peer]: where this rank's part begins in all that the peer sends, by rank
   std::vector<size_t> inExtent, outExtent;   // [operand]: bytes from the first to past the last element, 0 when empty
   std::vector<size_t> elementBytes;          // [operand]: what its pointers must be aligned to
   bool inPlaceWhole = false;                 // the output may be the input (P = 1, equal layout)

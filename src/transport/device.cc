@@ -14,6 +14,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "base/test_hooks.h"
 #include "bootstrap/control_page.h"
 #include "bootstrap/stage.h"
 #include "device/exchange.h"
@@ -26,6 +27,7 @@ namespace {
 
 constexpr uint32_t kTableRows = 1024;            // windows a communicator may have at once
 constexpr size_t kSmallBytes = size_t{16} << 10;  // per pair
+constexpr size_t kStagingsInCap = 8;             // every plan has its own, beside the one of eager calls
 constexpr auto kLook = std::chrono::milliseconds(20);
 constexpr auto kGrace = std::chrono::milliseconds(200);  // for the kernels of a rank that has gone in good order
 
@@ -98,6 +100,7 @@ class CudaTransport final : public DeviceTransport {
     // Stage 1: what is this rank's alone.
     int resident = 0;
     Status status = guard.status().ok() ? local(&resident) : guard.status();
+    if (status.ok()) status = hooks::injectedFailure(hooks::Stage::Kernels);
     ULYSSES_TRY(agreeStage(*s_.channel, status, deadline));
     Bytes mine(sizeof resident);
     std::memcpy(mine.data(), &resident, sizeof resident);
@@ -124,6 +127,7 @@ class CudaTransport final : public DeviceTransport {
                  Deadline deadline) override {
     const DeviceGuard guard(s_.device);
     Status status = guard.status();
+    if (status.ok()) status = hooks::injectedFailure(hooks::Stage::Tables);
     size_t staging = 0;
     for (const Schedule* schedule : schedules) {
       auto prepared = std::make_shared<Prepared>();
@@ -148,9 +152,12 @@ class CudaTransport final : public DeviceTransport {
     facts.ranksPerDevice = s_.ranksPerDevice;
     facts.residentCtas = residentCtas_;
     facts.maxCtas = s_.maxCtas;
-    facts.stagingLimit = std::min(s_.stagingLimit, s_.registrar->capBytes() / 2);
+    facts.stagingLimit = std::min(s_.stagingLimit, s_.registrar->capBytes() / kStagingsInCap);
     facts.smallBytes = kSmallBytes;
     const LaunchShape shape = launchShape(facts);
+    if (!shape.small && shape.tileBytes == 0)
+      return Status(ulyssesOutOfMemory, formatText("{} bytes of staging (the smaller of ULYSSES_STAGING and an eighth of the "
+                                                   "window cap) leave no room for {} ranks", facts.stagingLimit, s_.nranks));
     prepared.shape = {shape.ctas, shape.tileBytes, shape.small, shape.small ? 0 : shape.stagingBytes};
     prepared.operands = static_cast<int>(schedule.operands);
     prepared.outExtent = schedule.outExtent;
@@ -165,6 +172,9 @@ class CudaTransport final : public DeviceTransport {
     if (recording && p.own == nullptr)
       return Status(ulyssesInvalidUsage, "an eager call cannot be captured: capture a plan's execution");
     Chain& chain = recording ? *p.own : main_;
+    if (p.shape.stagingBytes > chain.stagingBytes)  // the same on all ranks
+      return Status(ulyssesOutOfMemory, formatText("{} bytes of staging are needed; they were given up for more, which could "
+                                                   "not be had", p.shape.stagingBytes));
 
     device::Exchange x{};
     x.channel = chain.channel;
@@ -203,6 +213,7 @@ class CudaTransport final : public DeviceTransport {
   Status publishWindow(uint32_t window, Deadline deadline) override {
     const DeviceGuard guard(s_.device);
     Status status = guard.status();
+    if (status.ok()) status = hooks::injectedFailure(hooks::Stage::Publish);
     if (status.ok() && window >= kTableRows)
       status = Status(ulyssesOutOfMemory, formatText("more than {} windows of device memory at once", kTableRows - 1));
     if (status.ok()) {
@@ -258,6 +269,7 @@ class CudaTransport final : public DeviceTransport {
     Result<DeviceBuffer> epoch = deviceBuffer(sizeof(device::Epoch));
     const size_t bytes = device::flagsBytes(s_.nranks, kSmallBytes);
     Status status = epoch.ok() ? s_.registrar->fits(bytes) : epoch.status();
+    if (status.ok()) status = hooks::injectedFailure(hooks::Stage::Flags);
     ULYSSES_TRY(agreeStage(*s_.channel, status, deadline));
     chain->epoch = epoch.take();
     ULYSSES_TRY(s_.registrar->allocate(bytes, *s_.channel, deadline, &chain->flagsWindow));
@@ -277,14 +289,20 @@ class CudaTransport final : public DeviceTransport {
     if (bytes <= chain.stagingBytes) return {};
     Status status;
     if (chain.stagingWindow != 0) status = drain();
-    if (status.ok()) {
-      const size_t more = bytes - chain.stagingBytes;
-      status = s_.registrar->fits(more);
-    }
+    if (status.ok()) status = s_.registrar->fits(bytes - chain.stagingBytes);
+    if (status.ok()) status = hooks::injectedFailure(hooks::Stage::Staging);
     ULYSSES_TRY(agreeStage(*s_.channel, status, deadline));
+    const size_t before = chain.stagingBytes;
     if (chain.stagingWindow != 0) s_.registrar->retire(chain.stagingWindow);
     chain.stagingWindow = 0;
     chain.stagingBytes = 0;
+    const Status grown = allocateStaging(chain, bytes, deadline);
+    // What was prepared for the smaller one goes on with it.
+    if (!grown.ok() && before != 0) (void)allocateStaging(chain, before, deadline);
+    return grown;
+  }
+
+  Status allocateStaging(Chain& chain, size_t bytes, Deadline deadline) {
     ULYSSES_TRY(s_.registrar->allocate(bytes, *s_.channel, deadline, &chain.stagingWindow));
     chain.stagingBytes = bytes;
     for (int r = 0; r < s_.nranks; ++r)

@@ -218,29 +218,33 @@ size_t StagingShape::wantedBytes(int nranks, size_t limit) {
   return std::min(limit, kStagingSlots * static_cast<size_t>(nranks) * kChunkBytes);
 }
 
-// The area begins with a table of where each receiver's payload lies.
 bool HostTransport::fitsInline(const Schedule& schedule) const {
-  const size_t table = static_cast<size_t>(schedule.nranks) * sizeof(uint32_t);
-  return schedule.largestSend <= kInlineBytes && table + kInlineBytes <= agreement_.payloadCapacity();
+  return schedule.largestSend <= std::min(kInlineBytes, agreement_.payloadCapacity());
 }
 
 void HostTransport::packInline(const Schedule& schedule, const void* const in[]) const {
-  std::byte* area = agreement_.payloadArea();
-  auto* table = reinterpret_cast<uint32_t*>(area);
-  size_t at = static_cast<size_t>(schedule.nranks) * sizeof(uint32_t);
+  std::byte* at = agreement_.payloadArea();
   for (int p = 0; p < schedule.nranks; ++p) {
     const size_t n = schedule.sendBytes[static_cast<size_t>(p)];
-    table[p] = static_cast<uint32_t>(at);
-    packRange(schedule.shares[static_cast<size_t>(p)], in, 0, n, area + at);
+    packRange(schedule.shares[static_cast<size_t>(p)], in, 0, n, at);
     at += n;
+  }
+}
+
+void HostTransport::fetchInline(const Schedule& schedule) const {
+  constexpr size_t kMost = 1024;  // of one peer: what the judgement of the contracts takes time for
+  for (int p = 0; p < schedule.nranks; ++p) {
+    if (p == schedule.rank) continue;
+    const std::byte* payload = agreement_.payload(p) + schedule.recvOffset[static_cast<size_t>(p)];
+    for (size_t at = 0; at < std::min(kMost, schedule.recvBytes[static_cast<size_t>(p)]); at += kCacheLine)
+      __builtin_prefetch(payload + at);
   }
 }
 
 void HostTransport::unpackInline(const Transfer& transfer) const {
   const Schedule& s = transfer.schedule;
   for (int p = 0; p < s.nranks; ++p) {
-    const std::byte* area = agreement_.payload(p);
-    const std::byte* payload = area + reinterpret_cast<const uint32_t*>(area)[s.rank];
+    const std::byte* payload = agreement_.payload(p) + s.recvOffset[static_cast<size_t>(p)];
     unpackRange(s.shares[static_cast<size_t>(p)], payload, 0, s.recvBytes[static_cast<size_t>(p)], transfer.out,
                 Store::Cached);
   }

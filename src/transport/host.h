@@ -25,10 +25,11 @@ class HostTransport {
  public:
   HostTransport(Agreement& agreement, Registrar& registrar) : agreement_(agreement), registrar_(registrar) {}
 
-  // Small payloads beside the record of the next round: all this rank has to send, and what it gets out of the peers'
-  // after the round. fitsInline() is the same on all ranks.
+  // Small payloads beside the record of the next round: all this rank has to send, by receiver, and what it gets out of the
+  // peers' after the round. fitsInline() is the same on all ranks; fetchInline() has the peers' bytes on their way early.
   bool fitsInline(const Schedule& schedule) const;
   void packInline(const Schedule& schedule, const void* const in[]) const;
+  void fetchInline(const Schedule& schedule) const;
   void unpackInline(const Transfer& transfer) const;
 
   // Moves everything and returns when this rank's part of it is done: the caller ends the transfer by a round. `staging`
