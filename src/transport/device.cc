@@ -55,6 +55,13 @@ Result<DeviceBuffer> deviceBuffer(size_t bytes) {
 
 // Flags, staging and epoch: what one chain of launches needs.
 struct Chain {
+  Chain() = default;
+  Chain(const Chain&) = delete;
+  ~Chain() {  // local: the peers learn of it at their next call
+    for (const uint32_t window : {stagingWindow, flagsWindow})
+      if (window != 0) (void)registrar->release(registrar->base(channel.rank, window));
+  }
+  Registrar* registrar = nullptr;
   device::Channel channel{};
   DeviceBuffer epoch;
   uint32_t flagsWindow = 0, stagingWindow = 0;
@@ -213,7 +220,6 @@ class CudaTransport final : public DeviceTransport {
   Status publishWindow(uint32_t window, Deadline deadline) override {
     const DeviceGuard guard(s_.device);
     Status status = guard.status();
-    if (status.ok()) status = hooks::injectedFailure(hooks::Stage::Publish);
     if (status.ok() && window >= kTableRows)
       status = Status(ulyssesOutOfMemory, formatText("more than {} windows of device memory at once", kTableRows - 1));
     if (status.ok()) {
@@ -266,6 +272,8 @@ class CudaTransport final : public DeviceTransport {
 
   // Collective.
   Status makeChain(Chain* chain, Deadline deadline) {
+    chain->registrar = s_.registrar;
+    chain->channel.rank = s_.rank;
     Result<DeviceBuffer> epoch = deviceBuffer(sizeof(device::Epoch));
     const size_t bytes = device::flagsBytes(s_.nranks, kSmallBytes);
     Status status = epoch.ok() ? s_.registrar->fits(bytes) : epoch.status();
@@ -273,7 +281,6 @@ class CudaTransport final : public DeviceTransport {
     ULYSSES_TRY(agreeStage(*s_.channel, status, deadline));
     chain->epoch = epoch.take();
     ULYSSES_TRY(s_.registrar->allocate(bytes, *s_.channel, deadline, &chain->flagsWindow));
-    chain->channel.rank = s_.rank;
     chain->channel.nranks = s_.nranks;
     for (int r = 0; r < s_.nranks; ++r)
       chain->channel.flags[r] = reinterpret_cast<char*>(s_.registrar->base(r, chain->flagsWindow));

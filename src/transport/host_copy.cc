@@ -10,7 +10,8 @@
 namespace ulysses {
 namespace {
 
-constexpr size_t kWideMinRow = 256;      // below, a row is mostly edges
+constexpr size_t kWideMinRow = 256;           // below, a row is mostly edges
+constexpr size_t kWideMinBytes = 16u << 10;  // below, memcpy has it in the cache anyway
 constexpr size_t kPrefetchBytes = 1024;  // ahead of the load
 
 #if defined(__x86_64__)
@@ -97,7 +98,7 @@ void copyRows(const layout::BlockCopy& copy, const std::byte* src, std::byte* ds
 void copyBlock(const layout::BlockCopy& copy, const std::byte* src, std::byte* dst, Store store) {
   src += copy.srcOffset;
   dst += copy.dstOffset;
-  if (copy.rowBytes >= kWideMinRow) {
+  if (copy.rowBytes >= kWideMinRow && copy.bytes() >= kWideMinBytes) {
     store == Store::Streaming ? copyRows<Store::Streaming>(copy, src, dst) : copyRows<Store::Cached>(copy, src, dst);
     return;
   }
