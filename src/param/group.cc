@@ -87,6 +87,7 @@ Schedule gatherSchedule(std::span<const Parameter> parameters, int rank, int nra
   s.shares.resize(ranks);
   s.sendBytes.resize(ranks);
   s.recvBytes.resize(ranks);
+  s.recvOffset.resize(ranks);
   const auto row = [](size_t bytes, size_t to) {
     return bytes == 0 ? layout::PayloadMap() : layout::PayloadMap({{1, bytes, 0, bytes, to, bytes}});
   };
@@ -106,6 +107,7 @@ Schedule gatherSchedule(std::span<const Parameter> parameters, int rank, int nra
     s.outExtent.push_back(p.bytes());
     s.elementBytes.push_back(elementBytes(p.gatherType));
   }
+  for (size_t peer = 0; peer < ranks; ++peer) s.recvOffset[peer] = sent[peer] * static_cast<size_t>(rank);
   s.largestPayload = *std::max_element(sent.begin(), sent.end());
   s.largestSend = s.largestPayload * ranks;
   return s;

@@ -157,6 +157,7 @@ std::string lifecycle() {
   int done = 1;
   MPI_Test(&pending, &done, MPI_STATUS_IGNORE);
   EXPECT_RANK(done == 0);
+  MPI_Barrier(MPI_COMM_WORLD);
   MPI_Send(&rank, 1, MPI_INT, 1 - rank, 5, MPI_COMM_WORLD);
   MPI_Wait(&pending, MPI_STATUS_IGNORE);
   EXPECT_RANK(incoming == 1 - rank);
