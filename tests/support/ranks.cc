@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <thread>
 
 namespace ulysses::testing {
@@ -57,6 +58,41 @@ std::vector<std::string> runProcesses(int nranks, const RankBody& body, int seco
   return texts;
 }
 
+// Serves one rendezvous from a process of its own: ranks are forked from a process without threads, whose locks (the
+// sanitizers' allocator has some) no thread can hold at that moment.
+class RendezvousProcess {
+ public:
+  RendezvousProcess() {
+    int ends[2];
+    if (pipe(ends) != 0) std::abort();
+    pid_ = fork();
+    if (pid_ == 0) {
+      close(ends[0]);
+      ulyssesUniqueId id;
+      if (ulyssesGetUniqueId(&id) == ulyssesSuccess && write(ends[1], &id, sizeof id) == sizeof id)
+        for (;;) pause();
+      _exit(1);
+    }
+    close(ends[1]);
+    known_ = read(ends[0], &id_, sizeof id_) == sizeof id_;
+    close(ends[0]);
+  }
+  RendezvousProcess(const RendezvousProcess&) = delete;
+  ~RendezvousProcess() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  bool get(ulyssesUniqueId* id) const {
+    *id = id_;
+    return known_;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  bool known_ = false;
+  ulyssesUniqueId id_{};
+};
+
 std::vector<std::string> runThreads(int nranks, const RankBody& body) {
   std::vector<std::string> texts(static_cast<size_t>(nranks));
   std::vector<std::thread> threads;
@@ -74,7 +110,10 @@ std::vector<std::string> runRanks(As as, int nranks, const RankBody& body, int s
 std::vector<std::string> runComms(As as, int nranks, const CommBody& body, const ulyssesConfig_t* config,
                                   int seconds) {
   ulyssesUniqueId id;
-  if (ulyssesGetUniqueId(&id) != ulyssesSuccess) return {describeFailure(__FILE__, __LINE__, "ulyssesGetUniqueId")};
+  std::unique_ptr<RendezvousProcess> rendezvous;
+  if (as == As::Processes) rendezvous = std::make_unique<RendezvousProcess>();
+  const bool made = rendezvous ? rendezvous->get(&id) : ulyssesGetUniqueId(&id) == ulyssesSuccess;
+  if (!made) return {describeFailure(__FILE__, __LINE__, "ulyssesGetUniqueId")};
   return runRanks(
       as, nranks,
       [&](int rank) -> std::string {
