@@ -126,7 +126,9 @@ bool runRank(int rank, ulyssesComm_t comm) {
 
 int main() {
   ulyssesComm_t comms[kRanks];
-  if (!ok(ulyssesCommInitAll(comms, kRanks, nullptr), 0)) return 1;
+  ulyssesConfig_t config = ULYSSES_CONFIG_INITIALIZER;
+  config.memory = ulyssesMemoryHost;
+  if (!ok(ulyssesCommInitAllConfig(comms, kRanks, nullptr, &config), 0)) return 1;
   bool good[kRanks] = {};
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < kRanks; ++rank) {
