@@ -148,7 +148,7 @@ TEST_CASE("case 4: an exchange against a parameter gather, and against a hit", "
 }
 
 TEST_CASE("case 26: exchanges in one thread beside parameter communicators of another communicator", "[host][cases]") {
-  CHECK(failures(runComms(As::Processes, 2, [&](int rank, ulyssesComm_t comm) -> std::string {
+  CHECK(failures(runComms(As::Threads, 2, [&](int rank, ulyssesComm_t comm) -> std::string {
           ulyssesComm_t other = nullptr;
           EXPECT_OK(ulyssesCommSplit(comm, 0, rank, &other, nullptr));
           std::string beside;
