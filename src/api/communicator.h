@@ -145,6 +145,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> dumped_{false};
 
   std::mutex calls_;
+  std::atomic<int> callers_{0};  // threads in calls or waiting for one
   bool finalized_ = false;
   std::vector<const Contract*> contracts_;  // of the last round
   uint32_t staging_ = 0;                    // window number

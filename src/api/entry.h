@@ -7,16 +7,17 @@
 
 namespace ulysses {
 
-// Holds the communicator for one call. Where two threads meet, the second one's call becomes an error on all ranks.
+// Holds the communicator for one call. Where two threads meet, the second one's call becomes an error on all ranks. A look
+// at the communicator from another thread (its state, its errors) is no call: it takes the lock alone.
 class Communicator::Entry {
  public:
-  explicit Entry(Communicator& c) : lock_(c.calls_, std::try_to_lock) {
-    if (!lock_.owns_lock()) {
-      contended_ = true;
-      lock_.lock();
-    }
+  explicit Entry(Communicator& c) : comm_(c), contended_(c.callers_.fetch_add(1) > 0), lock_(c.calls_) {
     finalized_ = c.finalized_;
   }
+  ~Entry() { comm_.callers_.fetch_sub(1); }
+  Entry(const Entry&) = delete;
+  Entry& operator=(const Entry&) = delete;
+
   Status check() const {
     if (finalized_) return Status(ulyssesInvalidUsage, "the communicator has been finalized");
     if (contended_)
@@ -25,8 +26,10 @@ class Communicator::Entry {
   }
 
  private:
+  Communicator& comm_;
+  const bool contended_;
   std::unique_lock<std::mutex> lock_;
-  bool contended_ = false, finalized_ = false;
+  bool finalized_ = false;
 };
 
 }  // namespace ulysses

@@ -309,6 +309,27 @@ TEST_CASE("a communicator that a peer destroyed or aborted is reported at once",
           })) == "");
 }
 
+TEST_CASE("a thread that watches a communicator disturbs no call", "[host]") {
+  CHECK(failures(runComms(As::Threads, 2, [&](int rank, ulyssesComm_t comm) -> std::string {
+          std::atomic<bool> stop{false};
+          std::string watched;
+          std::thread watcher([&] {
+            while (!stop) {
+              ulyssesResult_t async = ulyssesSuccess;
+              ulyssesCommInfo_t info = ULYSSES_COMM_INFO_INITIALIZER;
+              if (ulyssesCommGetAsyncError(comm, &async) != ulyssesSuccess || async != ulyssesSuccess) watched = "async error";
+              if (ulyssesCommGetInfo(comm, &info) != ulyssesSuccess) watched = "info";
+              if (ulyssesMemFree(nullptr, comm) != ulyssesSuccess) watched = "free";
+            }
+          });
+          std::string text;
+          for (int i = 0; i < 300 && text.empty(); ++i) text = validCall(2, rank, comm);
+          stop = true;
+          watcher.join();
+          return text + watched;
+        })) == "");
+}
+
 TEST_CASE("sequence numbers just below 2^31, 2^32 and 2^63 wrap without harm", "[host]") {
   for (const unsigned long long first : {(1ull << 31) - 3, (1ull << 32) - 3, (1ull << 46) - 3, (1ull << 63) - 3}) {
     ulyssesUniqueId id;
