@@ -8,7 +8,10 @@
 namespace ulysses::hooks {
 
 // Where a failure can be planted on one rank.
-enum class Stage { None, ControlMemory, Configuration, Allocate, Open, Commit };
+enum class Stage {
+  None, ControlMemory, Configuration, Allocate, Open, Commit,
+  Kernels, Flags, Tables, Staging  // of device memory
+};
 
 #ifdef ULYSSES_TESTING
 // Of the calling thread, so that ranks that are threads fail one at a time. One planted failure fires once.
