@@ -1,6 +1,7 @@
 // Owns every registration of a rank, counts its bytes against the cap, and knows where the peers' parts are mapped.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -64,7 +65,8 @@ class Registrar {
 
   int rank_, nranks_;
   std::unique_ptr<WindowProvider> provider_;
-  size_t cap_, used_ = 0;
+  const size_t cap_;
+  std::atomic<size_t> used_{0};  // read from other threads by the info calls
   std::map<uint32_t, Window> windows_;
   std::map<uintptr_t, uint32_t> starts_;  // this rank's own parts, by address
   std::vector<uint32_t> unannounced_;
