@@ -41,7 +41,7 @@ Allgather channelAllgather(ControlChannel& channel, Deadline deadline);
 // The library's own connections. Collective calls are made in one order on all ranks, from one thread at a time.
 class ControlChannel {
  public:
-  // Collective; uses `addresses` a fixed number of times and keeps nothing of it.
+  // Collective; uses `addresses` equally often on all ranks and keeps nothing of it.
   static Result<std::unique_ptr<ControlChannel>> open(int rank, int nranks, const Allgather& addresses,
                                                       Deadline deadline);
   virtual ~ControlChannel() = default;

@@ -11,6 +11,7 @@
 #include "base/process.h"
 #include "bootstrap/acceptor.h"
 #include "bootstrap/bootstrap.h"
+#include "bootstrap/private_folder.h"
 #include "bootstrap/socket.h"
 #include "bootstrap/star.h"
 
@@ -45,6 +46,14 @@ struct Introduction {
   Invitation invitation;
   std::array<char, 48> unixName{};
 };
+
+// Where ranks of rank 0's host reach it from other network namespaces; empty where it has no such place.
+using SocketPath = std::array<char, 108>;
+
+template <size_t n>
+std::string toString(const std::array<char, n>& text) {
+  return std::string(text.data(), ::strnlen(text.data(), n));
+}
 
 // The first failing rank's outcome, which all ranks return.
 template <class Posted, class StatusOf>
@@ -227,25 +236,44 @@ Result<Listeners> openListeners() {
   return listeners;
 }
 
+// Rank 0's listener at a path, and the folder that holds it while the others connect.
+struct PathListener {
+  std::unique_ptr<PrivateFolder> folder;
+  UniqueFd fd;
+};
+
+Result<PathListener> openPathListener() {
+  PathListener listener;
+  ULYSSES_ASSIGN(listener.folder, PrivateFolder::create());
+  ULYSSES_ASSIGN(listener.fd, listenUnix(listener.folder->socketPath()));
+  return listener;
+}
+
 struct Connected {
   UniqueFd fd;
   bool overUnix = false;
 };
 
-Result<Connected> connectToHub(const Introduction& hub, int rank, int nranks, Deadline deadline) {
+Result<Connected> connectToHub(const Introduction& hub, const SocketPath& path, int rank, int nranks,
+                               Deadline deadline) {
   Hello hello;
   hello.secret = hub.invitation.secret;
   hello.rank = rank;
   hello.nranks = nranks;
   hello.remainingMs = deadline.remainingMs();
-  if (hub.locality == localityHash()) {
-    Result<UniqueFd> fd =
-        connectUnix(std::string(hub.unixName.data(), ::strnlen(hub.unixName.data(), hub.unixName.size())));
+  const bool sameHost = hub.host == hostHash(), sameNetwork = hub.locality == localityHash();
+  const std::string name = sameNetwork ? toString(hub.unixName) : toString(path);
+  if (sameHost && !name.empty()) {
+    Result<UniqueFd> fd = connectUnix(name);
     if (fd.ok() && sendAll(fd.value().get(), &hello, sizeof hello, deadline).ok()) return Connected{fd.take(), true};
   }
   Result<UniqueFd> fd = connectToInvitation(hub.invitation, hello, deadline);
   if (!fd.ok()) {
-    return Status(fd.status().code(), formatText("rank {} cannot connect to rank 0: {}", rank, fd.status().message()));
+    return Status(fd.status().code(),
+                  formatText("rank {} cannot connect to rank 0: {}{}", rank, fd.status().message(),
+                             sameHost && !sameNetwork ? "; ranks of one host in several network namespaces connect "
+                                                        "through a folder that all of them see (TMPDIR, else /tmp)"
+                                                      : ""));
   }
   return Connected{fd.take(), false};
 }
@@ -309,12 +337,33 @@ Result<std::unique_ptr<ControlChannel>> ControlChannel::open(int rank, int nrank
     ULYSSES_TRY(addresses(&mine, ranks.data(), sizeof mine));
     ULYSSES_TRY(firstFailure(ranks, [](const Introduction& r) -> const PostedStatus& { return r.status; }));
 
+    // Ranks of rank 0's host in other network namespaces see neither its loopback nor its abstract name. Whether there
+    // are such is known to all alike, so only then is there another exchange, and a file.
+    const bool apart = std::any_of(ranks.begin(), ranks.end(), [&](const Introduction& r) {
+      return r.host == ranks[0].host && r.locality != ranks[0].locality;
+    });
+    std::unique_ptr<PrivateFolder> folder;
+    std::vector<SocketPath> paths(static_cast<size_t>(nranks));
+    if (apart) {
+      SocketPath path{};
+      if (rank == 0) {
+        // Where it cannot be had TCP may still do.
+        if (Result<PathListener> opened = openPathListener(); opened.ok()) {
+          PathListener listener = opened.take();
+          listener.folder->socketPath().copy(path.data(), path.size() - 1);
+          listeners.fds.push_back(std::move(listener.fd));
+          folder = std::move(listener.folder);
+        }
+      }
+      ULYSSES_TRY(addresses(&path, paths.data(), sizeof path));
+    }
+
     // The kernel completes connections without rank 0's help. So all ranks know who has reached it before rank 0
     // begins to let them in, and none waits for one that cannot.
     Connected connected;
     PostedStatus outcome;
     if (rank > 0) {
-      Result<Connected> result = connectToHub(ranks[0], rank, nranks, deadline);
+      Result<Connected> result = connectToHub(ranks[0], paths[0], rank, nranks, deadline);
       if (result.ok())
         connected = result.take();
       else
@@ -322,6 +371,7 @@ Result<std::unique_ptr<ControlChannel>> ControlChannel::open(int rank, int nrank
     }
     std::vector<PostedStatus> outcomes(static_cast<size_t>(nranks));
     ULYSSES_TRY(addresses(&outcome, outcomes.data(), sizeof outcome));
+    folder.reset();
     ULYSSES_TRY(firstFailure(outcomes, [](const PostedStatus& r) -> const PostedStatus& { return r; }));
 
     if (rank == 0) {

@@ -60,12 +60,17 @@ struct UnixAddress {
   socklen_t length = 0;
 };
 
-UnixAddress abstractAddress(const std::string& name) {
+Result<UnixAddress> unixAddress(const std::string& name) {
   UnixAddress address;
+  // A path ends with a 0 byte, an abstract name begins with one.
+  if (name.size() >= sizeof address.storage.sun_path) {
+    return Status(ulyssesInvalidArgument, formatText("{} is too long for a Unix socket's name (at most {} bytes)", name,
+                                                     sizeof address.storage.sun_path - 1));
+  }
+  const bool isPath = name.rfind('/', 0) == 0;
   address.storage.sun_family = AF_UNIX;
-  const size_t bytes = std::min(name.size(), sizeof address.storage.sun_path - 1);
-  std::memcpy(address.storage.sun_path + 1, name.data(), bytes);  // a leading 0 byte makes it abstract
-  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + bytes);
+  std::memcpy(address.storage.sun_path + (isPath ? 0 : 1), name.data(), name.size());
+  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   return address;
 }
 
@@ -166,7 +171,7 @@ Result<UniqueFd> listenTcp(SocketAddress& address) {
 }
 
 Result<UniqueFd> listenUnix(const std::string& name) {
-  const UnixAddress address = abstractAddress(name);
+  ULYSSES_ASSIGN(const UnixAddress address, unixAddress(name));
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd || ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 ||
       ::listen(fd.get(), SOMAXCONN) != 0) {
@@ -196,7 +201,7 @@ Result<UniqueFd> connectTcp(const SocketAddress& address, Deadline deadline) {
 }
 
 Result<UniqueFd> connectUnix(const std::string& name) {
-  const UnixAddress address = abstractAddress(name);
+  ULYSSES_ASSIGN(const UnixAddress address, unixAddress(name));
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return systemError("opening a Unix socket");
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0) {

@@ -34,7 +34,8 @@ Result<std::vector<SocketAddress>> listeningAddresses();
 
 // Listens at `address` on a free port, and fills the port in.
 Result<UniqueFd> listenTcp(SocketAddress& address);
-// Listens at a name of the abstract namespace: no file, nothing left behind.
+// A Unix socket's name that begins with '/' is a path; any other is of the abstract namespace: no file, nothing left
+// behind, and not seen from other network namespaces.
 Result<UniqueFd> listenUnix(const std::string& name);
 
 // ulyssesRemoteError when nobody listens there, ulyssesTimeout when the deadline passes.
