@@ -26,15 +26,15 @@ struct Shape {
 struct Bench {
   GpuRank& rank;
   Shape shape;
-  Part inPart, outPart;
+  PlanePart inPart, outPart;
   size_t bytes;
   std::shared_ptr<void> in, out, packed, wrong, table;
   device::Exchange exchange{};
 
   Bench(GpuRank& r, const Shape& s) : rank(r), shape(s) {
     const size_t p = r.nranks(), me = r.rank(), units = s.heads * s.headDim * kElement / 16;
-    const Part bySequence{me * s.seq / p, s.seq / p, 0, units, units};
-    const Part byHead{0, s.seq, me * units / p, units / p, units};
+    const PlanePart bySequence{me * s.seq / p, s.seq / p, 0, units, units};
+    const PlanePart byHead{0, s.seq, me * units / p, units / p, units};
     const bool scatter = s.direction == ulyssesScatterHeads;
     inPart = scatter ? bySequence : byHead;
     outPart = scatter ? byHead : bySequence;

@@ -1,4 +1,4 @@
-// Kernels of the benchmark alone: data, checks, the baseline's permutation, variants of the exchange.
+// Kernels of the benchmark alone: the baseline's permutation, variants of the exchange.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -6,16 +6,10 @@
 #include <cstdint>
 
 #include "device/exchange.h"
+#include "gpu/support/pattern.h"
 
 namespace ulysses::testing {
 
-// A rank's part of one plane [tokens, unitsOfToken], in units of 16 bytes.
-struct Part {
-  uint64_t firstToken, tokens, firstUnit, units, unitsOfToken;
-};
-
-void fill(void* data, const Part& part, uint64_t seed, cudaStream_t stream);
-void countWrong(const void* data, const Part& part, uint64_t seed, unsigned long long* wrong, cudaStream_t stream);
 // [tokens][peers][units] to [peers][tokens][units], or back.
 void permute(const void* in, void* out, uint32_t tokens, uint32_t peers, uint32_t units, bool pack,
              cudaStream_t stream);

@@ -1,0 +1,493 @@
+// Cases of the project's list on device memory, through the C API: failures, splits, strides, caps, capture, lifetime.
+#include <unistd.h>
+
+#include <csignal>
+
+#include "base/test_hooks.h"
+#include "gpu/support/device_ranks.h"
+#include "gpu/support/pattern.h"
+#include "support/catch.h"
+
+namespace ulysses::testing {
+namespace {
+
+constexpr Shape kSmall{2, 4, 4, 3, 4};      // fits the small path
+constexpr Shape kStaged{2, 900, 4, 31, 4};  // does not
+
+ulyssesResult_t exchange(const Shape& t, const void* in, void* out, ulyssesDirection_t direction, ulyssesComm_t comm,
+                         cudaStream_t stream) {
+  return ulyssesA2A(in, out, t.B, t.S, t.H, t.D, typeOf(t.elementBytes), direction, comm, stream);
+}
+
+// Eager, to plain outputs and back, every byte checked.
+std::string roundTrip(const Shape& t, int P, int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) {
+  DeviceTensor in(sequenceSide(t, P, rank)), out(headSide(t, P, rank).size()), back(in.content().size());
+  cudaDeviceSynchronize();
+  meeting.wait();
+  EXPECT_OK(exchange(t, in.data(), out.data(), ulyssesScatterHeads, comm, stream));
+  EXPECT_OK(exchange(t, out.data(), back.data(), ulyssesGatherHeads, comm, stream));
+  EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
+  meeting.wait();
+  EXPECT_RANK(out.content() == headSide(t, P, rank) && out.intact());
+  EXPECT_RANK(back.content() == in.content() && back.intact());
+  return "";
+}
+
+ulyssesA2ADesc_t descOf(const Shape& t) {
+  ulyssesA2ADesc_t d = ULYSSES_A2A_DESC_INITIALIZER;
+  d.batch = t.B, d.seq = t.S, d.heads = t.H, d.headDim = t.D, d.dtype = typeOf(t.elementBytes);
+  return d;
+}
+
+std::string planPath(ulyssesPlan_t plan) {
+  ulyssesPlanInfo_t info = ULYSSES_PLAN_INFO_INITIALIZER;
+  return ulyssesPlanGetInfo(plan, &info) == ulyssesSuccess ? info.path : "no info";
+}
+
+// Planes of 2-byte elements, headDim 128 or the like, that P divides, with values written and checked on the device.
+struct Planes {
+  int P;
+  size_t B, S, H, D;
+  size_t unitsOfToken() const { return H * D * 2 / 16; }
+  size_t planeBytes() const { return S / static_cast<size_t>(P) * unitsOfToken() * 16; }  // of one rank
+  PlanePart sequencePart(int rank) const {
+    const size_t p = static_cast<size_t>(P), r = static_cast<size_t>(rank);
+    return {r * S / p, S / p, 0, unitsOfToken(), unitsOfToken()};
+  }
+  PlanePart headPart(int rank) const {
+    const size_t p = static_cast<size_t>(P), r = static_cast<size_t>(rank);
+    return {0, S, r * unitsOfToken() / p, unitsOfToken() / p, unitsOfToken()};
+  }
+  void fillAll(const DeviceTensor& tensor, const PlanePart& part, uint64_t seed, cudaStream_t stream) const {
+    for (size_t b = 0; b < B; ++b) fill(tensor.data() + b * planeBytes(), part, seed + (b << 40), stream);
+  }
+  bool holds(const DeviceTensor& tensor, const PlanePart& part, uint64_t seed, cudaStream_t stream) const {
+    DeviceTensor count(8);
+    cudaMemsetAsync(count.data(), 0, 8, stream);
+    for (size_t b = 0; b < B; ++b)
+      countWrong(tensor.data() + b * planeBytes(), part, seed + (b << 40), reinterpret_cast<unsigned long long*>(count.data()), stream);
+    return cudaStreamSynchronize(stream) == cudaSuccess && count.content() == std::vector<unsigned char>(8, 0);
+  }
+};
+
+// Forward and its saved inverse, then a later forward: all exact, the first output as it was, never beyond the cap.
+std::string forwardAndBackward(const Planes& g, int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) {
+  const size_t bytes = g.B * g.planeBytes();
+  DeviceTensor in(bytes), out(bytes), back(bytes), laterIn(bytes), laterOut(bytes);
+  g.fillAll(in, g.sequencePart(rank), 1, stream);
+  g.fillAll(laterIn, g.sequencePart(rank), 2, stream);
+  const ulyssesA2ADesc_t d = descOf({g.B, g.S, g.H, g.D, 2});
+  ulyssesPlan_t plan = nullptr, inverse = nullptr;
+  EXPECT_OK(ulyssesPlanCreate(&plan, 1, &d, comm));
+  EXPECT_OK(ulyssesPlanInverse(plan, nullptr, &inverse));
+  cudaDeviceSynchronize();
+  meeting.wait();
+  const auto execute = [&](ulyssesPlan_t p, const DeviceTensor& from, const DeviceTensor& to) {
+    const void* ins[] = {from.data()};
+    void* outs[] = {to.data()};
+    return ulyssesPlanExecute(p, ins, outs, stream);
+  };
+  EXPECT_OK(execute(plan, in, out));
+  EXPECT_OK(execute(inverse, out, back));
+  EXPECT_OK(execute(plan, laterIn, laterOut));
+  EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
+  meeting.wait();
+  EXPECT_RANK(g.holds(out, g.headPart(rank), 1, stream) && out.intact());
+  EXPECT_RANK(g.holds(back, g.sequencePart(rank), 1, stream) && back.intact());
+  EXPECT_RANK(g.holds(laterOut, g.headPart(rank), 2, stream) && laterOut.intact());
+  const ulyssesCommInfo_t info = infoOf(comm);
+  EXPECT_RANK(info.windowBytes > 0 && info.windowBytes <= info.windowCapBytes);
+  meeting.wait();
+  EXPECT_OK(ulyssesPlanDestroy(inverse));
+  EXPECT_OK(ulyssesPlanDestroy(plan));
+  return "";
+}
+
+// What init gives on every rank when `stage` fails on one, and what the communicator can then do.
+std::string failingInit(int P, int victim, hooks::Stage stage) {
+  ulyssesUniqueId id;
+  if (ulyssesGetUniqueId(&id) != ulyssesSuccess) return "no unique id";
+  const ulyssesConfig_t config = deviceConfig();
+  return failures(runRanks(As::Threads, P, [&](int rank) -> std::string {
+    if (rank == victim) hooks::plantFailure(stage, Status(ulyssesSystemError, "planted"));
+    ulyssesComm_t comm = nullptr;
+    const ulyssesResult_t made = ulyssesCommInitRankConfig(&comm, P, id, rank, &config);
+    if (stage == hooks::Stage::Configuration) {
+      EXPECT_RANK(made == ulyssesSystemError);
+      EXPECT_RANK(std::string(ulyssesGetLastError()).find("planted") != std::string::npos);
+      return "";
+    }
+    EXPECT_RANK(made == ulyssesSuccess);
+    DeviceTensor in(sequenceSide(kSmall, P, rank)), out(headSide(kSmall, P, rank).size());
+    void* window = nullptr;
+    EXPECT_RANK(exchange(kSmall, in.data(), out.data(), ulyssesScatterHeads, comm, nullptr) == ulyssesNotSupported);
+    EXPECT_RANK(std::string(ulyssesGetLastError()).find("not fused") != std::string::npos);
+    EXPECT_RANK(out.untouched());
+    EXPECT_RANK(ulyssesMemAlloc(&window, 64, comm) == ulyssesNotSupported);
+    EXPECT_RANK(std::string(ulyssesGetLastError()).find("planted") != std::string::npos);
+    EXPECT_OK(ulyssesCommDestroy(comm));
+    EXPECT_RANK(cudaGetLastError() == cudaSuccess);
+    return "";
+  }));
+}
+
+}  // namespace
+
+TEST_CASE("case 5 on device memory: a setup stage that fails on one rank is the same outcome on all", "[gpu][cases]") {
+  NEEDS_GPU;
+  for (const int P : {2, 4})
+    for (const int victim : {0, P - 1})
+      for (const auto stage : {hooks::Stage::Configuration, hooks::Stage::Kernels, hooks::Stage::Flags}) {
+        INFO("P=" << P << " victim " << victim << " stage " << static_cast<int>(stage));
+        CHECK(inChild([&] { return failingInit(P, victim, stage); }) == "");
+      }
+}
+
+TEST_CASE("case 5 on device memory: a call whose memory fails on one rank fails on all, the next one works", "[gpu][cases]") {
+  NEEDS_GPU;
+  for (const int P : {2, 4})
+    for (const int victim : {0, P - 1}) {
+      INFO("P=" << P << " victim " << victim);
+      CHECK(onDevice(As::Threads, P, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+              const auto plant = [&](hooks::Stage stage) {
+                if (rank == victim) hooks::plantFailure(stage, Status(ulyssesOutOfMemory, "planted"));
+              };
+              const auto planted = [](ulyssesResult_t result) {
+                return result == ulyssesOutOfMemory && std::string(ulyssesGetLastError()).find("planted") != std::string::npos;
+              };
+              DeviceTensor in(sequenceSide(kStaged, P, rank)), out(headSide(kStaged, P, rank).size());
+              for (const auto stage : {hooks::Stage::Tables, hooks::Stage::Staging, hooks::Stage::Allocate, hooks::Stage::Open}) {
+                plant(stage);
+                EXPECT_RANK(planted(exchange(kStaged, in.data(), out.data(), ulyssesScatterHeads, comm, stream)));
+                EXPECT_RANK(out.untouched());
+              }
+              const ulyssesA2ADesc_t d = descOf(kStaged);
+              ulyssesPlan_t plan = nullptr;
+              for (const auto stage : {hooks::Stage::Tables, hooks::Stage::Flags, hooks::Stage::Staging, hooks::Stage::Allocate, hooks::Stage::Open}) {
+                plant(stage);
+                EXPECT_RANK(planted(ulyssesPlanCreate(&plan, 1, &d, comm)));
+              }
+              void* window = nullptr;
+              for (const auto stage : {hooks::Stage::Allocate, hooks::Stage::Open}) {
+                plant(stage);
+                EXPECT_RANK(planted(ulyssesMemAlloc(&window, 4096, comm)));
+              }
+              EXPECT_RANK(cudaGetLastError() == cudaSuccess);
+              EXPECT_OK(ulyssesMemAlloc(&window, 4096, comm));
+              EXPECT_OK(ulyssesMemFree(window, comm));
+              return roundTrip(kStaged, P, rank, comm, stream, meeting);
+            }) == "");
+    }
+}
+
+TEST_CASE("case 16 on device memory: uneven and explicit splits", "[gpu][cases]") {
+  NEEDS_GPU;
+  CHECK(onDevice(As::Threads, 4, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+          for (const Shape& t : {Shape{1, 8, 6, 3, 4}, Shape{1, 10, 8, 3, 4}, Shape{1, 2, 8, 3, 4}}) {
+            const std::string text = roundTrip(t, 4, rank, comm, stream, meeting);
+            if (!text.empty()) return text;
+          }
+          const size_t splits[] = {3, 3, 3, 2}, headSplits[] = {1, 4, 0, 3}, begins[] = {0, 3, 6, 9}, headBegins[] = {0, 1, 5, 5};
+          const auto r = static_cast<size_t>(rank);
+          for (const bool byHeads : {false, true}) {
+            const Shape t{2, 11, 8, 5, 2};
+            ulyssesA2ADesc_t d = descOf(t);
+            d.seqSplits = splits;
+            if (byHeads) d.headSplits = headSplits;
+            const Part seq{begins[r], splits[r]}, heads = byHeads ? Part{headBegins[r], headSplits[r]} : balanced(8, 4, rank);
+            DeviceTensor in(tensor(t, seq, {0, 8})), out(tensor(t, {0, 11}, heads).size()), back(in.content().size());
+            ulyssesPlan_t plan = nullptr, inverse = nullptr;
+            EXPECT_OK(ulyssesPlanCreate(&plan, 1, &d, comm));
+            EXPECT_OK(ulyssesPlanInverse(plan, nullptr, &inverse));
+            EXPECT_RANK(planPath(plan) == "fused");
+            cudaDeviceSynchronize();
+            meeting.wait();
+            const void *ins[] = {in.data()}, *outsIn[] = {out.data()};
+            void *outs[] = {out.data()}, *backs[] = {back.data()};
+            EXPECT_OK(ulyssesPlanExecute(plan, ins, outs, stream));
+            EXPECT_OK(ulyssesPlanExecute(inverse, outsIn, backs, stream));
+            EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
+            meeting.wait();
+            EXPECT_RANK(out.content() == tensor(t, {0, 11}, heads) && out.intact());
+            EXPECT_RANK(back.content() == in.content() && back.intact());
+            EXPECT_OK(ulyssesPlanDestroy(inverse));
+            EXPECT_OK(ulyssesPlanDestroy(plan));
+          }
+          return "";
+        }) == "");
+}
+
+TEST_CASE("case 19 on device memory: views, and a view on one rank alone", "[gpu][cases]") {
+  NEEDS_GPU;
+  struct View {
+    const char* name;
+    size_t before;    // rows of a longer buffer before the view
+    bool transposed;  // [B, H, S/P, D]
+    bool everywhere;
+  };
+  const Shape t{2, 600, 4, 24, 2};
+  for (const View view : {View{"rows 4.. on all", 4, false, true}, View{"rows 4.. on rank 1", 4, false, false},
+                          View{"transposed on all", 0, true, true}, View{"transposed on rank 1", 0, true, false}}) {
+    INFO(view.name);
+    CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+            const bool viewed = view.everywhere || rank == 1;
+            const Part seq = balanced(t.S, 2, rank);
+            const std::vector<unsigned char> packed = sequenceSide(t, 2, rank);
+            const size_t rows = seq.second + (viewed ? view.before : 0), head = t.D * t.elementBytes;
+            ulyssesA2ADesc_t d = descOf(t);
+            size_t stride[] = {rows * t.H * t.D, t.H * t.D, t.D};
+            if (viewed && view.transposed) stride[1] = t.D, stride[2] = rows * t.D;
+            std::copy(stride, stride + 3, d.inStride);
+            const size_t first = viewed ? view.before * stride[1] * t.elementBytes : 0;
+            std::vector<unsigned char> spread(t.B * rows * t.H * head, 0xEE);
+            for (size_t b = 0; b < t.B; ++b)
+              for (size_t s = 0; s < seq.second; ++s)
+                for (size_t h = 0; h < t.H; ++h)
+                  std::memcpy(&spread[first + (b * stride[0] + s * stride[1] + h * stride[2]) * t.elementBytes],
+                              &packed[((b * seq.second + s) * t.H + h) * head], head);
+            DeviceTensor in(spread), out(headSide(t, 2, rank).size()), back(spread.size());
+            ulyssesPlan_t plan = nullptr, inverse = nullptr;
+            EXPECT_OK(ulyssesPlanCreate(&plan, 1, &d, comm));
+            EXPECT_OK(ulyssesPlanInverse(plan, nullptr, &inverse));
+            EXPECT_RANK(planPath(plan) == "fused");
+            cudaDeviceSynchronize();
+            meeting.wait();
+            const void *ins[] = {in.data() + first}, *outsIn[] = {out.data()};
+            void *outs[] = {out.data()}, *backs[] = {back.data() + first};
+            EXPECT_OK(ulyssesPlanExecute(plan, ins, outs, stream));
+            EXPECT_OK(ulyssesPlanExecute(inverse, outsIn, backs, stream));
+            EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
+            meeting.wait();
+            EXPECT_RANK(out.content() == headSide(t, 2, rank) && out.intact());
+            EXPECT_RANK(back.content() == spread && back.intact());  // 0xEE between the views too
+            EXPECT_OK(ulyssesPlanDestroy(inverse));
+            EXPECT_OK(ulyssesPlanDestroy(plan));
+            return "";
+          }) == "");
+  }
+}
+
+TEST_CASE("case 20 on device memory: empty exchanges", "[gpu][cases]") {
+  NEEDS_GPU;
+  CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+          for (const Shape& t : {Shape{0, 4, 4, 3, 4}, Shape{2, 0, 4, 3, 4}, Shape{2, 4, 0, 3, 4}, Shape{2, 4, 4, 0, 4}}) {
+            EXPECT_OK(exchange(t, nullptr, nullptr, ulyssesScatterHeads, comm, stream));
+            const ulyssesA2ADesc_t d = descOf(t);
+            const void* ins[] = {nullptr};
+            void* outs[] = {nullptr};
+            ulyssesPlan_t plan = nullptr;
+            EXPECT_OK(ulyssesPlanCreate(&plan, 1, &d, comm));
+            EXPECT_OK(ulyssesPlanExecute(plan, ins, outs, stream));
+            EXPECT_OK(ulyssesPlanDestroy(plan));
+          }
+          DeviceTensor in(sequenceSide(kSmall, 2, rank)), out(headSide(kSmall, 2, rank).size());
+          Shape t = kSmall;
+          if (rank == 0) t.B = 0;
+          EXPECT_RANK(exchange(t, in.data(), out.data(), ulyssesScatterHeads, comm, stream) == ulyssesMismatch);
+          EXPECT_RANK(out.untouched());
+          return roundTrip(kSmall, 2, rank, comm, stream, meeting);
+        }) == "");
+}
+
+TEST_CASE("case 22 on device memory: planes at and above the window cap", "[gpu][cases]") {
+  NEEDS_GPU;
+  ulyssesConfig_t config = deviceConfig();
+  config.windowCapBytes = size_t{8} << 20;
+  for (const Planes& g : {Planes{4, 1, 32768, 8, 64}, Planes{4, 1, 32772, 8, 64}, Planes{4, 3, 32768, 8, 64}}) {
+    INFO("B=" << g.B << " S=" << g.S);
+    CHECK(g.planeBytes() >= config.windowCapBytes);
+    CHECK(onDevice(As::Threads, 4, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+            EXPECT_RANK(infoOf(comm).windowCapBytes == config.windowCapBytes);
+            return forwardAndBackward(g, rank, comm, stream, meeting);
+          }, config) == "");
+  }
+}
+
+TEST_CASE("plans that are gone have given their window memory back", "[gpu]") {
+  NEEDS_GPU;
+  CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+          const ulyssesA2ADesc_t d = descOf(kStaged);
+          size_t most = 0;
+          for (int i = 0; i < 5; ++i) {
+            ulyssesPlan_t plan = nullptr;
+            EXPECT_OK(ulyssesPlanCreate(&plan, 1, &d, comm));
+            EXPECT_RANK(i == 0 || infoOf(comm).windowBytes == most);
+            most = infoOf(comm).windowBytes;
+            EXPECT_OK(ulyssesPlanDestroy(plan));
+            EXPECT_RANK(infoOf(comm).windowBytes < most);
+          }
+          return roundTrip(kStaged, 2, rank, comm, stream, meeting);
+        }) == "");
+}
+
+TEST_CASE("case 23 on device memory: small, big, small, big; an earlier output is kept", "[gpu][cases][large]") {
+  NEEDS_GPU;
+  CHECK(onDevice(As::Threads, 4, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+          const Planes small{4, 1, 64, 56, 128}, big{4, 1, 144936, 56, 128};
+          DeviceTensor smallIn(small.planeBytes()), kept(small.planeBytes()), again(small.planeBytes()), bigIn(big.planeBytes()),
+              bigOut(big.planeBytes()), bigAgain(big.planeBytes());
+          small.fillAll(smallIn, small.sequencePart(rank), 3, stream);
+          big.fillAll(bigIn, big.headPart(rank), 4, stream);
+          EXPECT_RANK(cudaDeviceSynchronize() == cudaSuccess);
+          meeting.wait();
+          const auto call = [&](const Planes& g, const DeviceTensor& from, const DeviceTensor& to, ulyssesDirection_t direction) {
+            return exchange({g.B, g.S, g.H, g.D, 2}, from.data(), to.data(), direction, comm, stream);
+          };
+          EXPECT_OK(call(small, smallIn, kept, ulyssesScatterHeads));
+          EXPECT_OK(call(big, bigIn, bigOut, ulyssesGatherHeads));
+          EXPECT_OK(call(small, smallIn, again, ulyssesScatterHeads));
+          EXPECT_OK(call(big, bigIn, bigAgain, ulyssesGatherHeads));
+          EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
+          meeting.wait();
+          for (const DeviceTensor* t : {&kept, &again}) EXPECT_RANK(small.holds(*t, small.headPart(rank), 3, stream) && t->intact());
+          for (const DeviceTensor* t : {&bigOut, &bigAgain}) EXPECT_RANK(big.holds(*t, big.sequencePart(rank), 4, stream) && t->intact());
+          return "";
+        }) == "");
+}
+
+TEST_CASE("case 25 on device memory: an eager call under capture is refused on all, the stream as it was", "[gpu][cases]") {
+  NEEDS_GPU;
+  for (const As as : {As::Threads, As::Processes})
+    for (const bool onAll : {true, false}) {
+      INFO((as == As::Threads ? "threads" : "processes") << (onAll ? ", captured on all" : ", captured on rank 0"));
+      CHECK(onDevice(as, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+              DeviceTensor in(sequenceSide(kStaged, 2, rank)), out(headSide(kStaged, 2, rank).size());
+              cudaDeviceSynchronize();
+              meeting.wait();
+              const bool captures = onAll || rank == 0;
+              if (captures) EXPECT_RANK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+              EXPECT_RANK(exchange(kStaged, in.data(), out.data(), ulyssesScatterHeads, comm, stream) == ulyssesInvalidUsage);
+              EXPECT_RANK(std::string(ulyssesGetLastError()).find("rank 0") != std::string::npos);
+              if (captures) {
+                cudaGraph_t graph = nullptr;
+                size_t nodes = 1;
+                EXPECT_RANK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+                EXPECT_RANK(graph == nullptr || cudaGraphGetNodes(graph, nullptr, &nodes) == cudaSuccess);
+                EXPECT_RANK(graph == nullptr || nodes == 0);
+                if (graph != nullptr) cudaGraphDestroy(graph);
+              }
+              EXPECT_RANK(cudaGetLastError() == cudaSuccess);
+              meeting.wait();
+              EXPECT_RANK(out.untouched());
+              return roundTrip(kStaged, 2, rank, comm, stream, meeting);
+            }) == "");
+    }
+}
+
+TEST_CASE("case 28 on device memory: errors leave the current device and CUDA's last error alone", "[gpu][cases]") {
+  NEEDS_GPU;
+  ulyssesConfig_t config = deviceConfig();
+  config.windowCapBytes = size_t{1} << 50;  // so that the device, not the cap, refuses
+  CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+          int before = -1, after = -1;
+          EXPECT_RANK(cudaGetDevice(&before) == cudaSuccess);
+          const auto clean = [&] { return cudaGetDevice(&after) == cudaSuccess && after == before && cudaGetLastError() == cudaSuccess; };
+          DeviceTensor in(sequenceSide(kSmall, 2, rank)), out(headSide(kSmall, 2, rank).size());
+          void* window = nullptr;
+          EXPECT_RANK(ulyssesMemAlloc(&window, size_t{1} << 44, comm) == ulyssesOutOfMemory && clean());
+          EXPECT_RANK(exchange(kSmall, nullptr, out.data(), ulyssesScatterHeads, comm, stream) == ulyssesInvalidArgument && clean());
+          EXPECT_RANK(exchange(kSmall, in.data(), in.data(), ulyssesScatterHeads, comm, stream) == ulyssesInvalidArgument && clean());
+          EXPECT_RANK(exchange(kSmall, in.data(), out.data() + 1, ulyssesScatterHeads, comm, stream) == ulyssesInvalidArgument && clean());
+          ulyssesA2ADesc_t d = descOf(kSmall);
+          d.heads = rank == 0 ? 4 : 8;
+          ulyssesPlan_t plan = nullptr;
+          EXPECT_RANK(ulyssesPlanCreate(&plan, 1, &d, comm) == ulyssesMismatch && clean());
+          int device = -1;
+          EXPECT_OK(ulyssesCommCuDevice(comm, &device));
+          EXPECT_RANK(device == before && clean());
+          return roundTrip(kSmall, 2, rank, comm, stream, meeting);
+        }, config) == "");
+}
+
+TEST_CASE("case 29 on device memory: lazily loaded kernels, one rank three seconds late", "[gpu][cases]") {
+  NEEDS_GPU;
+  setenv("CUDA_MODULE_LOADING", "LAZY", 1);
+  for (const As as : {As::Threads, As::Processes}) {
+    INFO((as == As::Threads ? "threads" : "processes"));
+    CHECK(onDevice(as, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+            if (rank == 1) sleep(3);
+            return roundTrip(kStaged, 2, rank, comm, stream, meeting);
+          }) == "");
+  }
+  unsetenv("CUDA_MODULE_LOADING");
+}
+
+TEST_CASE("two communicators on two streams, launched in opposite order by the ranks", "[gpu][cases]") {
+  NEEDS_GPU;
+  CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+          ulyssesComm_t other = nullptr;
+          EXPECT_OK(ulyssesCommSplit(comm, 0, rank, &other, nullptr));
+          cudaStream_t second = nullptr;
+          EXPECT_RANK(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking) == cudaSuccess);
+          DeviceTensor in(sequenceSide(kStaged, 2, rank)), a(headSide(kStaged, 2, rank).size()), b(headSide(kStaged, 2, rank).size());
+          const ulyssesA2ADesc_t d = descOf(kStaged);
+          ulyssesPlan_t planA = nullptr, planB = nullptr;
+          EXPECT_OK(ulyssesPlanCreate(&planA, 1, &d, comm));
+          EXPECT_OK(ulyssesPlanCreate(&planB, 1, &d, other));
+          cudaDeviceSynchronize();
+          meeting.wait();
+          const void* ins[] = {in.data()};
+          void *outsA[] = {a.data()}, *outsB[] = {b.data()};
+          for (int i = 0; i < 100; ++i)
+            for (const bool first : {rank == 0, rank != 0})
+              EXPECT_OK(first ? ulyssesPlanExecute(planA, ins, outsA, stream) : ulyssesPlanExecute(planB, ins, outsB, second));
+          EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess && cudaStreamSynchronize(second) == cudaSuccess);
+          meeting.wait();
+          EXPECT_RANK(a.content() == headSide(kStaged, 2, rank) && a.intact());
+          EXPECT_RANK(b.content() == headSide(kStaged, 2, rank) && b.intact());
+          EXPECT_OK(ulyssesPlanDestroy(planA));
+          EXPECT_OK(ulyssesPlanDestroy(planB));
+          EXPECT_OK(ulyssesCommDestroy(other));
+          cudaStreamDestroy(second);
+          return "";
+        }) == "");
+}
+
+TEST_CASE("small sizes by processes: what a memory checker can follow", "[gpu][memcheck]") {
+  NEEDS_GPU;
+  CHECK(onDevice(As::Processes, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+          for (const Shape& t : {kSmall, Shape{1, 150, 6, 37, 2}, kStaged}) {
+            const std::string text = roundTrip(t, 2, rank, comm, stream, meeting);
+            if (!text.empty()) return text;
+            DeviceTensor in(sequenceSide(t, 2, rank));
+            const std::vector<unsigned char> expected = headSide(t, 2, rank);
+            void* window = nullptr;
+            EXPECT_OK(ulyssesMemAlloc(&window, expected.size(), comm));
+            EXPECT_OK(exchange(t, in.data(), window, ulyssesScatterHeads, comm, stream));
+            std::vector<unsigned char> got(expected.size());
+            EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
+            EXPECT_RANK(cudaMemcpy(got.data(), window, got.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
+            EXPECT_RANK(got == expected);
+            EXPECT_OK(ulyssesMemFree(window, comm));
+          }
+          return "";
+        }, deviceConfig(100000)) == "");
+}
+
+TEST_CASE("a rank killed while its kernels run: the other is told who", "[gpu][death]") {
+  NEEDS_GPU;
+  CHECK(onDevice(As::Processes, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting&) -> std::string {
+          DeviceTensor in(sequenceSide(kStaged, 2, rank)), out(headSide(kStaged, 2, rank).size());
+          const ulyssesA2ADesc_t d = descOf(kStaged);
+          ulyssesPlan_t plan = nullptr;
+          EXPECT_OK(ulyssesPlanCreate(&plan, 1, &d, comm));
+          const void* ins[] = {in.data()};
+          void* outs[] = {out.data()};
+          ulyssesResult_t result = ulyssesSuccess;
+          for (int i = 0; i < 10000 && result == ulyssesSuccess; ++i) {
+            result = ulyssesPlanExecute(plan, ins, outs, stream);
+            if (rank == 1 && i == 21) raise(SIGKILL);
+            if (i % 10 == 9) EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
+          }
+          EXPECT_RANK(result == ulyssesRemoteError);
+          EXPECT_RANK(std::string(ulyssesGetLastError()).find("rank 1") != std::string::npos);
+          EXPECT_RANK(ulyssesPlanExecute(plan, ins, outs, stream) == ulyssesRemoteError);
+          ulyssesResult_t async = ulyssesSuccess;
+          EXPECT_OK(ulyssesCommGetAsyncError(comm, &async));
+          EXPECT_RANK(async == ulyssesRemoteError);
+          EXPECT_OK(ulyssesPlanDestroy(plan));
+          return "";
+        }) == "rank 1: killed by signal 9\n");
+}
+
+}  // namespace ulysses::testing
