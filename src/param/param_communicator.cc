@@ -60,6 +60,10 @@ bool nothingMoved(const Status& status) {
 
 Result<std::shared_ptr<ParamCommunicator>> ParamCommunicator::create(std::shared_ptr<Communicator> comm,
                                                                      const ulyssesParamConfig_t* config) {
+  if (comm->onDevice())
+    return Status(
+        ulyssesNotSupported,
+        "parameters are gathered on host memory alone in this version, and the communicator is of device memory");
   Residency residency;
   if (config != nullptr) {
     if (config->magic != ULYSSES_MAGIC || config->size < sizeof(ulyssesParamConfig_t))
