@@ -250,7 +250,10 @@ Status Communicator::memAlloc(void** ptr, size_t bytes) {
   const std::lock_guard lock(calls_);
   uint32_t window = 0;
   ULYSSES_TRY(registrar_->allocate(bytes, *channel_, callDeadline(), &window));
-  if (transport_) ULYSSES_TRY(transport_->publishWindow(window, callDeadline()));
+  if (const Status known = transport_ ? transport_->publishWindow(window, callDeadline()) : Status(); !known.ok()) {
+    registrar_->retire(window);
+    return known;
+  }
   *ptr = bytes != 0 ? registrar_->base(rank_, window) : nullptr;
   return {};
 }

@@ -9,7 +9,7 @@ namespace ulysses {
 namespace {
 
 constexpr size_t kLeastTileBytes = size_t{8} << 10;  // fewer CTAs rather than smaller tiles
-constexpr size_t kBytesPerCta = size_t{32} << 10;  // below, another CTA costs more than it moves
+constexpr size_t kBytesPerCta = size_t{4} << 10;     // below, another CTA costs more than it moves
 
 }  // namespace
 
