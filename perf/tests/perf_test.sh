@@ -29,6 +29,23 @@ rows() { grep -cE '^ +[0-9]+ +[0-9]+ ' "$work/out" || true; }
 field() { awk -v n="$1" '/^ +[0-9]+ +[0-9]+ /{print $n}' "$work/out"; }
 has() { grep -qF -- "$1" "$work/${2:-out}" || fail "no '$1' in ${2:-out}"; }
 mpi() { "$mpiexec" --oversubscribe --allow-run-as-root "$@"; }
+# The rule for the column busbw, and the footer's average over all printed bandwidths.
+bandwidths() {
+  awk -v p="$1" '
+    /^ +[0-9]+ +[0-9]+ / {
+      for (c = 8; c <= 12; c += 4) {
+        if ($c == "N/A") continue
+        d = $c - $(c - 1) * (p - 1) / p
+        if (d > 0.02 || d < -0.02) wrong = 1
+        sum += $c
+        ++count
+      }
+    }
+    /^# Avg bus bandwidth/ { average = $6 }
+    END { d = count ? sum / count - average : 1; exit wrong || d > 0.02 || d < -0.02 }' "$work/out" ||
+    fail "busbw is not algbw * (P - 1) / P, or its average not that of the rows, at $1 ranks"
+  ! grep -qi nan "$work/out" || fail "NaN"
+}
 valid_json() {
   command -v python3 >/dev/null || { echo "SKIPPED: python3 is not installed"; exit 4; }
   python3 -m json.tool "$1" >/dev/null || fail "$1 is not JSON"
@@ -88,10 +105,8 @@ case $case_name in
     ;;
   bus_bandwidth)
     for ranks in 1 2 4; do
-      run 0 "$perf" -t $ranks -b 8M -e 8M -n 3 -w 1
-      awk -v p=$ranks '/^ +[0-9]+ +[0-9]+ /{ d = $8 - $7 * (p - 1) / p; ok = d < 0.02 && d > -0.02 } END { exit !ok }' \
-        "$work/out" || fail "busbw is not algbw * (P - 1) / P at $ranks ranks"
-      ! grep -qi nan "$work/out" || fail "NaN"
+      run 0 "$perf" -t $ranks -b 1M -e 8M -f 2 -n 3 -w 1
+      bandwidths $ranks
     done
     ;;
   expect_ranks)
@@ -143,6 +158,32 @@ case $case_name in
     run 0 "$flat/all_gather_perf" -t 4 -b 64K -e 64K -n 2
     # out of place, then in place
     [[ $(field 9) == 0 && $(field 13) == 0 ]] || fail "#wrong is $(field 9), $(field 13)"
+    ;;
+  flat_promises)
+    for binary in all_gather_perf alltoall_perf; do
+      run 0 "$flat/$binary" -t 2 -b 64M -e 70M -i 2M -n 1 -w 0 -c 0
+      [[ $(rows) == 4 && $(field 9 | sort -u) == N/A ]] || fail "$(rows) rows, #wrong is $(field 9)"
+      for arguments in "-e 8 -b 16" "-b -1" "-f 0" "-b 0 -e 1K -f 2" "--no-such-option" "-g 2" "-d int7"; do
+        # shellcheck disable=SC2086
+        run nonzero timeout 20 "$flat/$binary" -t 2 $arguments
+        [[ $(wc -l <"$work/err") == 1 && ! -s $work/out ]] || fail "not one message: $arguments"
+      done
+      run 0 "$flat/$binary" -t 2 -b 1K -e 2K -f 1 -i 1K -n 0 -w 0
+      [[ $(rows) == 2 ]] || fail "$(rows) rows"
+      ! grep -qi nan "$work/out" || fail "NaN"
+      for ranks in 1 2 4; do
+        run 0 "$flat/$binary" -t $ranks -b 1M -e 4M -f 2 -n 3 -w 1
+        bandwidths $ranks
+      done
+      run 0 "$flat/$binary" -b 4K -e 4K -n 1 --expect-ranks 1
+      [[ $(grep -c '^#  Rank' "$work/out") == 1 ]] || fail "not one rank in the header"
+      run nonzero "$flat/$binary" -b 4K -e 4K -n 1 --expect-ranks 4
+      has "--expect-ranks 4" err
+      run 0 "$flat/$binary" -t 4 -b 4K -e 8K -f 2 -n 1 -J -
+      valid_json "$work/out"
+      run nonzero "$flat/$binary" -t 4 -b 4K -e 4K -n 1 -J "$work/missing/file.json"
+      has "missing/file.json" err
+    done
     ;;
   mpi_flat)
     for binary in all_gather_perf alltoall_perf; do
