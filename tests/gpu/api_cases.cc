@@ -71,12 +71,13 @@ struct Planes {
 };
 
 // Forward and its saved inverse, then a later forward: all exact, the first output as it was, never beyond the cap.
-std::string forwardAndBackward(const Planes& g, int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) {
+std::string forwardAndBackward(const Planes& g, int gradTracked, int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) {
   const size_t bytes = g.B * g.planeBytes();
   DeviceTensor in(bytes), out(bytes), back(bytes), laterIn(bytes), laterOut(bytes);
   g.fillAll(in, g.sequencePart(rank), 1, stream);
   g.fillAll(laterIn, g.sequencePart(rank), 2, stream);
-  const ulyssesA2ADesc_t d = descOf({g.B, g.S, g.H, g.D, 2});
+  ulyssesA2ADesc_t d = descOf({g.B, g.S, g.H, g.D, 2});
+  d.gradTracked = gradTracked;
   ulyssesPlan_t plan = nullptr, inverse = nullptr;
   EXPECT_OK(ulyssesPlanCreate(&plan, 1, &d, comm));
   EXPECT_OK(ulyssesPlanInverse(plan, nullptr, &inverse));
@@ -298,9 +299,24 @@ TEST_CASE("case 22 on device memory: planes at and above the window cap", "[gpu]
     CHECK(g.planeBytes() >= config.windowCapBytes);
     CHECK(onDevice(As::Threads, 4, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
             EXPECT_RANK(infoOf(comm).windowCapBytes == config.windowCapBytes);
-            return forwardAndBackward(g, rank, comm, stream, meeting);
+            return forwardAndBackward(g, 0, rank, comm, stream, meeting);
           }, config) == "");
   }
+}
+
+TEST_CASE("case 22 on device memory: exact forward and backward at long sequences", "[gpu][cases][large]") {
+  NEEDS_GPU;
+  for (const char* longTraining : {"auto", "chunked"})
+    for (const Planes& g : {Planes{4, 1, 32000, 56, 128}, Planes{4, 1, 128000, 56, 128}, Planes{4, 3, 250000, 56, 128}}) {
+      INFO("S=" << g.S << " B=" << g.B << " " << longTraining);
+      setenv("ULYSSES_A2A_LONG_TRAINING", longTraining, 1);
+      CHECK(onDevice(As::Threads, 4, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+              const std::string text = forwardAndBackward(g, 1, rank, comm, stream, meeting);
+              EXPECT_RANK(!text.empty() || infoOf(comm).windowBytes <= 896000000);
+              return text;
+            }) == "");
+    }
+  unsetenv("ULYSSES_A2A_LONG_TRAINING");
 }
 
 TEST_CASE("plans that are gone have given their window memory back", "[gpu]") {

@@ -104,6 +104,7 @@ std::vector<std::string> runThreads(int nranks, const RankBody& body) {
 }  // namespace
 
 std::vector<std::string> runRanks(As as, int nranks, const RankBody& body, int seconds) {
+  setenv("ULYSSES_DUMP_DIR", "off", 0);  // ranks die here on purpose, by the hundred
   return as == As::Threads ? runThreads(nranks, body) : runProcesses(nranks, body, seconds);
 }
 
