@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/futex.h"
+#include "base/ticks.h"
 #include "bootstrap/agreement.h"
 #include "bootstrap/control_page.h"
 
@@ -13,7 +14,7 @@ namespace ulysses {
 namespace {
 
 constexpr long kSleepSliceMs = 5;  // how late a death is noticed at most
-constexpr int kYields = 200;
+constexpr int64_t kYieldNs = 200000;  // by the clock: on a busy machine one yield may take milliseconds
 
 class PageAgreement final : public Agreement {
  public:
@@ -84,19 +85,23 @@ class PageAgreement final : public Agreement {
       idleTurns_ = 0;
       return {};
     }
-    if (++idleTurns_ < kYields) {
-      idleTurns_ < spins_ ? cpuRelax() : static_cast<void>(sched_yield());
+    if (++idleTurns_ <= spins_) {
+      if (idleTurns_ == spins_) idleSince_ = steadyNs();
+      cpuRelax();
       return {};
     }
-    idleTurns_ = 0;
+    if (!idleArmed_ && steadyNs() - idleSince_ < kYieldNs) {
+      sched_yield();
+      return {};
+    }
     // The caller looks once more before the sleep: ring() and this flag are ordered against each other.
     if (!idleArmed_) {
       page_.rank(rank_).sleeping.store(1);
       std::atomic_thread_fence(std::memory_order_seq_cst);
       idleArmed_ = true;
-      idleTurns_ = kYields;
       return {};
     }
+    idleTurns_ = 0;
     futexWait(page_.rank(rank_).doorbell, bell, kSleepSliceMs);
     page_.rank(rank_).sleeping.store(0, std::memory_order_relaxed);
     idleArmed_ = false;
@@ -168,7 +173,7 @@ class PageAgreement final : public Agreement {
       if (final(k)) return {};
       cpuRelax();
     }
-    for (int i = 0; i < kYields; ++i) {
+    for (const int64_t start = steadyNs(); steadyNs() - start < kYieldNs;) {
       if (final(k)) return {};
       sched_yield();
     }
@@ -268,6 +273,7 @@ class PageAgreement final : public Agreement {
   // State of idle(), kept between its calls.
   uint32_t idleBell_ = 0;
   int idleTurns_ = 0;
+  int64_t idleSince_ = 0;
   bool idleArmed_ = false;
 };
 
