@@ -129,9 +129,10 @@ class Rendezvous {
         told_.push_back(std::move(event.arrival.connection));
         ++answered_;
         tell(told_.back(), verdict);
-      } else {
+      } else if (event.kind == Acceptor::Event::DeadlinePassed) {
         return;
       }
+      // Out of descriptors: those who have been told hang up, and make room for the next.
     }
   }
 

@@ -203,9 +203,14 @@ TEST_CASE("a killed rank is noticed at once, with one code and text", "[bootstra
   const bool forks = GENERATE(false, true);  // a child of the victim keeps its connection open
   const Result<ulyssesUniqueId> id = startRendezvous();
   REQUIRE(id.ok());
+  SharedMoment death;
   const auto said = runProcesses(4, [&](int r) {
     Result<std::unique_ptr<ControlChannel>> channel = openChannel(id.value(), r, 4, 20'000);
     if (!channel.ok()) return describe(channel.status());
+    if (channel.value()->dead(victim)) return std::string("dead before its time");
+    std::vector<Bytes> all;
+    if (!channel.value()->allgather({}, all, Deadline::afterMs(20'000)).ok())
+      return std::string("failed before its time");
     if (r == victim) {
       if (forks && ::fork() == 0) {
         for (int i = 0; i < 3; ++i) ::close(i);
@@ -213,14 +218,12 @@ TEST_CASE("a killed rank is noticed at once, with one code and text", "[bootstra
         ::_exit(0);
       }
       ::usleep(300'000);
+      death.mark();
       ::raise(SIGKILL);
     }
-    const Stopwatch watch;
-    if (channel.value()->dead(victim)) return std::string("dead before its time");
-    std::vector<Bytes> all;
     const std::string first = describe(channel.value()->allgather({}, all, Deadline::afterMs(20'000)));
     const std::string second = describe(channel.value()->allgather({}, all, Deadline::afterMs(20'000)));
-    if (watch.ms() > 1300) return "slow: " + first;
+    if (death.msSince() > 1000) return "slow: " + first;
     // A dying process closes its connections a moment before it is dead.
     pollfd line{channel.value()->lifeline(victim), POLLIN, 0};
     if (line.fd < 0 || ::poll(&line, 1, 1000) != 1) return std::string("lifeline");

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 
 #include "base/fd.h"
 #include "bootstrap/bootstrap.h"
+#include "bootstrap/socket.h"
 
 namespace ulysses::test {
 
@@ -42,6 +44,29 @@ class Stopwatch {
 
  private:
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// A moment that one process marks and its relatives measure from: how long a death takes to be noticed must not count
+// the time that the ranks took to start.
+class SharedMoment {
+  using Clock = std::chrono::steady_clock;
+
+ public:
+  SharedMoment()
+      : at_(static_cast<Clock::rep*>(
+            ::mmap(nullptr, sizeof(Clock::rep), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+  SharedMoment(const SharedMoment&) = delete;
+  SharedMoment& operator=(const SharedMoment&) = delete;
+  ~SharedMoment() { ::munmap(at_, sizeof(Clock::rep)); }
+
+  void mark() { *at_ = Clock::now().time_since_epoch().count(); }
+  long msSince() const {
+    const Clock::duration passed = Clock::now().time_since_epoch() - Clock::duration(*at_);
+    return static_cast<long>(std::chrono::duration_cast<std::chrono::milliseconds>(passed).count());
+  }
+
+ private:
+  Clock::rep* at_;
 };
 
 using RankBody = std::function<std::string(int rank)>;
@@ -108,6 +133,8 @@ inline std::vector<std::string> runProcesses(int nranks, const RankBody& body) {
 
 // Leaves this process room for `count` more descriptors. Gives back the limit there was.
 inline rlim_t leaveDescriptors(int count) {
+  // UBSan takes its first look at a type through a pipe: let it, while one can be opened.
+  (void)systemError("first message", EMFILE);
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   const rlim_t before = limit.rlim_cur;
