@@ -343,7 +343,8 @@ TEST_CASE("2000 parameter communicators leave memory, descriptors and windows fl
               EXPECT_OK(ulyssesCommGetInfo(comm, &info));
               EXPECT_RANK(info.windowBytes == 0);
               EXPECT_RANK(openDescriptors() <= descriptors + 16);
-              EXPECT_RANK(residentKilobytes() <= memory + 2048);
+              // A sanitizer keeps freed memory back on purpose.
+              EXPECT_RANK(kSanitized || residentKilobytes() <= memory + 2048);
               return "";
             },
             nullptr, 240)) == "");

@@ -9,6 +9,12 @@
 
 namespace ulysses::testing {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 enum class As { Threads, Processes };
 
 // What one rank does; "" when all went well, else what did not.
