@@ -2,14 +2,14 @@
 """Makes one ctest directory of the tests of several builds: combine_tests.py OUT NAME=BUILD...
 
 The first build gives all of its tests. The others give those that a sanitizer can tell something about: no models, no
-packages, no ABI.
+packages, no ABI, and of the programs around the library those of the first build alone.
 """
 import json
 import pathlib
 import subprocess
 import sys
 
-NOT_FOR_SANITIZERS = "model|abi|package"
+NOT_FOR_SANITIZERS = "model|abi|package|perf|example"
 
 
 def quoted(text):
