@@ -177,7 +177,7 @@ ULYSSES_API ulyssesResult_t ulyssesCommInitOob(ulyssesComm_t* comm, const ulysse
 ULYSSES_API ulyssesResult_t ulyssesCommSplit(ulyssesComm_t comm, int color, int key, ulyssesComm_t* newcomm,
                                              const ulyssesConfig_t* config);
 
-/* Completes what the communicator has been given; afterwards it may only be asked about and destroyed. Collective. As
+/* Completes what the communicator has been given; afterwards it may only be asked about and destroyed. Local. As
    ncclCommFinalize. */
 ULYSSES_API ulyssesResult_t ulyssesCommFinalize(ulyssesComm_t comm);
 

@@ -177,10 +177,9 @@ ulyssesResult_t ulyssesCommSplit(ulyssesComm_t comm, int color, int key, ulysses
                                  const ulyssesConfig_t* config) {
   return guarded([&]() -> Status {
     ULYSSES_ASSIGN(std::shared_ptr<Communicator> c, open(comm, "comm"));
-    if (newcomm == nullptr) return Status(ulyssesInvalidArgument, "newcomm is NULL");
-    *newcomm = nullptr;
+    if (newcomm != nullptr) *newcomm = nullptr;
     auto job = [=, copy = ConfigCopy(config)]() mutable -> Status {
-      ULYSSES_ASSIGN(auto object, c->split(color, key, copy.get()));
+      ULYSSES_ASSIGN(auto object, c->split(color, key, copy.get(), newcomm != nullptr ? Status() : Status(ulyssesInvalidArgument, "newcomm is NULL")));
       if (object) *newcomm = makeHandle<ulyssesComm>(std::move(object));
       return {};
     };
@@ -201,13 +200,17 @@ ulyssesResult_t ulyssesCommDestroy(ulyssesComm_t comm) {
   return guarded([&]() -> Status {
     if (comm == nullptr) return {};
     ULYSSES_ASSIGN(auto c, open(comm, "comm"));
-    auto job = [c, comm]() -> Status {
-      c->depart();
+    // The rank is gone for its peers when the last plan or memory of the communicator is.
+    if (!group::active()) {
+      c.reset();
       closeHandle(comm);
       return {};
-    };
-    if (!group::active()) return job();
-    group::add(c.get(), std::move(job));
+    }
+    comm->mark = 0;  // no second call of the group finds it alive
+    group::add(c.get(), [comm]() -> Status {
+      closeHandle(comm);
+      return {};
+    });
     return {};
   });
 }

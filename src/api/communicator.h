@@ -63,8 +63,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status memAlloc(void** ptr, size_t bytes);  // collective
   Status memFree(void* ptr);                  // local
 
-  // Collective on this communicator; null for ULYSSES_SPLIT_NOCOLOR.
-  Result<std::shared_ptr<Communicator>> split(int color, int key, const ulyssesConfig_t* config);
+  // Collective on this communicator; null for ULYSSES_SPLIT_NOCOLOR. `local`: what is wrong with the call already.
+  Result<std::shared_ptr<Communicator>> split(int color, int key, const ulyssesConfig_t* config, Status local);
 
   // Collective: a contiguous exchange or flat collective of one operand. `local`: what is wrong with it already.
   Status runEager(Operation operation, const Contract::Geometry& geometry, const void* in, void* out,

@@ -150,7 +150,7 @@ Status Communicator::shareControlPage(Deadline deadline) {
   return agreeStage(*channel_, {}, deadline);
 }
 
-Result<std::shared_ptr<Communicator>> Communicator::split(int color, int key, const ulyssesConfig_t* config) {
+Result<std::shared_ptr<Communicator>> Communicator::split(int color, int key, const ulyssesConfig_t* config, Status local) {
   struct Wish {
     int32_t color, key;
   };
@@ -160,7 +160,8 @@ Result<std::shared_ptr<Communicator>> Communicator::split(int color, int key, co
   };
   Call call;
   call.operation = Operation::Split;
-  if (color < 0 && color != ULYSSES_SPLIT_NOCOLOR)
+  call.local = std::move(local);
+  if (call.local.ok() && color < 0 && color != ULYSSES_SPLIT_NOCOLOR)
     call.local = Status(ulyssesInvalidArgument, formatText("color is {}: 0 or more, or ULYSSES_SPLIT_NOCOLOR", color));
   ULYSSES_TRY(run(call));
 

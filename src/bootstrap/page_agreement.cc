@@ -32,7 +32,7 @@ class PageAgreement final : public Agreement {
   }
 
   Status round(std::span<const std::byte> record, Deadline deadline) override {
-    if (!sticky_.ok()) return sticky_;
+    if (ended()) return sticky_;
     const uint64_t k = next_;
     if (failed(k)) return observe(k);
     std::memcpy(page_.record(k, rank_), record.data(), record.size());
@@ -47,7 +47,7 @@ class PageAgreement final : public Agreement {
   const std::byte* payload(int rank) const override { return page_.payload(next_ - 1, rank); }
 
   Status post() override {
-    if (!sticky_.ok()) return sticky_;
+    if (ended()) return sticky_;
     if (failed(next_)) return observe(next_);
     ++hits_;
     page_.rank(rank_).lane.store(Lane(next_ - 1, hits_).word());
@@ -136,6 +136,12 @@ class PageAgreement final : public Agreement {
   bool final(uint64_t k) const {
     const Decision d = decision(k);
     return d.speaksOf(k);
+  }
+  // After a sticky failure, or an abort by anyone, no call begins.
+  bool ended() {
+    const uint32_t by = page_.aborted().load(std::memory_order_relaxed);
+    if (sticky_.ok() && by != 0) sticky_ = failure(Decision::Aborted, static_cast<int>(by) - 1);
+    return !sticky_.ok();
   }
   bool failed(uint64_t k) const {
     const Decision d = decision(k);

@@ -309,6 +309,42 @@ TEST_CASE("a communicator that a peer destroyed or aborted is reported at once",
           })) == "");
 }
 
+TEST_CASE("a split without a place for the result on one rank is refused on all", "[host]") {
+  CHECK(failures(runComms(As::Threads, 2, [&](int rank, ulyssesComm_t comm) -> std::string {
+          ulyssesComm_t child = nullptr;
+          EXPECT_RANK(ulyssesCommSplit(comm, 0, 0, rank == 1 ? nullptr : &child, nullptr) == ulyssesInvalidArgument);
+          EXPECT_RANK(errorNames("rank 1") && child == nullptr);
+          return validCall(2, rank, comm);
+        })) == "");
+}
+
+TEST_CASE("plans outlive their communicator's handle on any rank; nothing runs after an abort", "[host]") {
+  for (const bool aborted : {false, true}) {
+    std::vector<ulyssesComm_t> comms(2);
+    REQUIRE(ulyssesCommInitAll(comms.data(), 2, nullptr) == ulyssesSuccess);
+    std::atomic<int> ready{0};
+    CHECK(failures(runRanks(As::Threads, 2, [&](int rank) -> std::string {
+            ulyssesComm_t comm = comms[static_cast<size_t>(rank)];
+            ulyssesA2ADesc_t d = ULYSSES_A2A_DESC_INITIALIZER;
+            d.batch = 2, d.seq = 4, d.heads = 4, d.headDim = 3, d.dtype = ulyssesFloat32;
+            ulyssesPlan_t plan = nullptr;
+            EXPECT_OK(ulyssesPlanCreate(&plan, 1, &d, comm));
+            if (rank == 0) EXPECT_OK(aborted ? ulyssesCommAbort(comm) : ulyssesCommDestroy(comm));
+            for (++ready; ready < 2;) usleep(1000);
+            if (rank == 0) usleep(50000);
+            Fenced in(sequenceSide(kT, 2, rank)), out(headSide(kT, 2, rank).size());
+            const void* ins[] = {in.data()};
+            void* outs[] = {out.data()};
+            const ulyssesResult_t r = ulyssesPlanExecute(plan, ins, outs, nullptr);
+            EXPECT_RANK(r == (aborted ? ulyssesRemoteError : ulyssesSuccess));
+            EXPECT_RANK(aborted ? out.untouched() : out.content() == headSide(kT, 2, rank));
+            EXPECT_OK(ulyssesPlanDestroy(plan));
+            if (rank == 1) EXPECT_OK(ulyssesCommDestroy(comm));
+            return "";
+          })) == "");
+  }
+}
+
 TEST_CASE("a thread that watches a communicator disturbs no call", "[host]") {
   CHECK(failures(runComms(As::Threads, 2, [&](int rank, ulyssesComm_t comm) -> std::string {
           std::atomic<bool> stop{false};
