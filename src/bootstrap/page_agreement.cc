@@ -37,7 +37,7 @@ class PageAgreement final : public Agreement {
     if (failed(k)) return observe(k);
     std::memcpy(page_.record(k, rank_), record.data(), record.size());
     post(k);
-    ULYSSES_TRY(wait(k, deadline));
+    wait(k, deadline);
     return observe(k);
   }
 
@@ -174,36 +174,27 @@ class PageAgreement final : public Agreement {
     decide(k, Decision::failed(k, t.rank, t.kind));
   }
 
-  Status wait(uint64_t k, Deadline deadline) {
+  // Until the word of round k is final. Trouble ends the round for all, so the wait always ends by the word.
+  void wait(uint64_t k, Deadline deadline) {
     for (int i = 0; i < spins_; ++i) {
-      if (final(k)) return {};
+      if (final(k)) return;
       cpuRelax();
     }
     for (const int64_t start = steadyNs(); steadyNs() - start < kYieldNs;) {
-      if (final(k)) return {};
+      if (final(k)) return;
       sched_yield();
     }
-    return sleepUntil([&] { return final(k); },
-                      [&] {
-                        if (const Trouble t = trouble(k, -1, deadline); t.kind != Decision::None) fail(k, t);
-                        return Status();
-                      });
-  }
-
-  // `check` runs after each slice and may make `done` true or end the wait.
-  template <class Done, class Check>
-  Status sleepUntil(Done done, Check check) {
     ControlPage::Rank& me = page_.rank(rank_);
-    Status status = check();
-    while (status.ok() && !done()) {
+    for (;;) {
+      if (const Trouble t = trouble(k, -1, deadline); t.kind != Decision::None) fail(k, t);
+      if (final(k)) return;
       const uint32_t bell = me.doorbell.load(std::memory_order_acquire);
       me.sleeping.store(1);
       std::atomic_thread_fence(std::memory_order_seq_cst);
-      if (!done()) futexWait(me.doorbell, bell, kSleepSliceMs);
+      if (!final(k)) futexWait(me.doorbell, bell, kSleepSliceMs);
       me.sleeping.store(0, std::memory_order_relaxed);
-      if (!done()) status = check();
+      if (final(k)) return;
     }
-    return status;
   }
 
   // Why round k cannot complete, if so. `awaited` is the rank a transfer waits for, or -1: all that have not posted.
