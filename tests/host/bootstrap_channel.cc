@@ -8,9 +8,11 @@
 #include "bootstrap/socket.h"
 #include "bootstrap_ranks.h"
 #include "support/catch.h"
+#include "support/ranks.h"
 
 using namespace ulysses;
 using namespace ulysses::test;
+using ulysses::testing::RendezvousProcess;
 
 namespace {
 
@@ -113,11 +115,10 @@ TEST_CASE("threads exchange blobs and descriptors, and nothing leaks", "[bootstr
 
 TEST_CASE("processes exchange blobs and descriptors, and nothing leaks", "[bootstrap]") {
   for (const int nranks : {1, 2, 3, 8}) {
-    const Result<ulyssesUniqueId> id = startRendezvous();
-    REQUIRE(id.ok());
+    const RendezvousProcess rendezvous;
     const auto said = runProcesses(nranks, [&](int r) {
       const size_t before = openDescriptors();
-      const std::string text = useChannel(id.value(), r, nranks, largestFor(nranks));
+      const std::string text = useChannel(rendezvous.id(), r, nranks, largestFor(nranks));
       return openDescriptors() == before ? text : "leaked descriptors: " + text;
     });
     CHECK(allAre(said, "ok"));
@@ -125,9 +126,8 @@ TEST_CASE("processes exchange blobs and descriptors, and nothing leaks", "[boots
 }
 
 TEST_CASE("64 ranks", "[bootstrap]") {
-  const Result<ulyssesUniqueId> id = startRendezvous();
-  REQUIRE(id.ok());
-  CHECK(allAre(runProcesses(64, [&](int r) { return useChannel(id.value(), r, 64, 2000); }), "ok"));
+  const RendezvousProcess rendezvous;
+  CHECK(allAre(runProcesses(64, [&](int r) { return useChannel(rendezvous.id(), r, 64, 2000); }), "ok"));
 }
 
 TEST_CASE("a control message that is too large is refused on all ranks, once", "[bootstrap]") {
@@ -201,11 +201,10 @@ TEST_CASE("rank 0 does not count on a rank that has given up", "[bootstrap]") {
 TEST_CASE("a killed rank is noticed at once, with one code and text", "[bootstrap]") {
   const int victim = GENERATE(0, 2);
   const bool forks = GENERATE(false, true);  // a child of the victim keeps its connection open
-  const Result<ulyssesUniqueId> id = startRendezvous();
-  REQUIRE(id.ok());
+  const RendezvousProcess rendezvous;
   SharedMoment death;
   const auto said = runProcesses(4, [&](int r) {
-    Result<std::unique_ptr<ControlChannel>> channel = openChannel(id.value(), r, 4, 20'000);
+    Result<std::unique_ptr<ControlChannel>> channel = openChannel(rendezvous.id(), r, 4, 20'000);
     if (!channel.ok()) return describe(channel.status());
     if (channel.value()->dead(victim)) return std::string("dead before its time");
     std::vector<Bytes> all;
@@ -243,11 +242,10 @@ TEST_CASE("a killed rank is noticed at once, with one code and text", "[bootstra
 }
 
 TEST_CASE("ranks on several hosts use TCP and pass no descriptors", "[bootstrap]") {
-  const Result<ulyssesUniqueId> id = startRendezvous();
-  REQUIRE(id.ok());
+  const RendezvousProcess rendezvous;
   const auto said = runProcesses(3, [&](int r) {
     ::setenv("ULYSSES_HOSTID", r == 2 ? "host-b" : "host-a", 1);
-    Result<std::unique_ptr<ControlChannel>> opened = openChannel(id.value(), r, 3, 20'000);
+    Result<std::unique_ptr<ControlChannel>> opened = openChannel(rendezvous.id(), r, 3, 20'000);
     if (!opened.ok()) return describe(opened.status());
     ControlChannel& channel = *opened.value();
     if (channel.nHosts() != 2 || channel.passesFds()) return std::string("facts");
@@ -273,11 +271,10 @@ TEST_CASE("ranks on several hosts use TCP and pass no descriptors", "[bootstrap]
 }
 
 TEST_CASE("data on the way does not look like a death", "[bootstrap]") {
-  const Result<ulyssesUniqueId> id = startRendezvous();
-  REQUIRE(id.ok());
+  const RendezvousProcess rendezvous;
   const auto said = runProcesses(2, [&](int r) {
     ::setenv("ULYSSES_HOSTID", r == 0 ? "host-a" : "host-b", 1);
-    Result<std::unique_ptr<ControlChannel>> channel = openChannel(id.value(), r, 2, 20'000);
+    Result<std::unique_ptr<ControlChannel>> channel = openChannel(rendezvous.id(), r, 2, 20'000);
     if (!channel.ok()) return describe(channel.status());
     if (r == 0) ::usleep(300'000);
     if (r == 0 && channel.value()->dead(1)) return std::string("dead");  // rank 1's message lies there, unread
@@ -318,11 +315,10 @@ TEST_CASE("a rank in a network namespace of its own connects at a path, or fails
 }
 
 TEST_CASE("where one rank has no room for descriptors all return the same error, and go on", "[bootstrap]") {
-  const Result<ulyssesUniqueId> id = startRendezvous();
-  REQUIRE(id.ok());
+  const RendezvousProcess rendezvous;
   const int poor = GENERATE(0, 1, 2);
   const auto said = runProcesses(3, [&](int r) {
-    Result<std::unique_ptr<ControlChannel>> channel = openChannel(id.value(), r, 3, 20'000);
+    Result<std::unique_ptr<ControlChannel>> channel = openChannel(rendezvous.id(), r, 3, 20'000);
     if (!channel.ok()) return describe(channel.status());
     const UniqueFd file = memfdWith("content");
     const std::vector<int> mine(4, file.get());

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -163,10 +164,13 @@ inline Result<std::unique_ptr<ControlChannel>> openChannel(const ulyssesUniqueId
 }
 
 inline bool allAre(const std::vector<std::string>& said, const std::string& text) {
-  for (const std::string& s : said) {
-    if (s != text) return false;
+  bool all = !said.empty();
+  for (size_t r = 0; r < said.size(); ++r) {
+    if (said[r] == text) continue;
+    std::fprintf(stderr, "rank %zu said: %s\n", r, said[r].c_str());
+    all = false;
   }
-  return !said.empty();
+  return all;
 }
 
 }  // namespace ulysses::test

@@ -86,8 +86,7 @@ std::string exchange(int P, int rank, ulyssesComm_t comm) {
 }
 
 std::vector<std::string> runWith(const Setting& setting, bool onAll) {
-  ulyssesUniqueId id;
-  if (ulyssesGetUniqueId(&id) != ulyssesSuccess) return {"no unique id"};
+  const RendezvousProcess rendezvous;
   return runRanks(As::Processes, 2, [&](int rank) -> std::string {
     if (onAll || rank == 1) EXPECT_RANK(setting.apply());
     const RankFacts facts = probe(-1);
@@ -96,7 +95,7 @@ std::vector<std::string> runWith(const Setting& setting, bool onAll) {
     ulyssesConfig_t config = ULYSSES_CONFIG_INITIALIZER;
     config.memory = ulyssesMemoryHost;
     ulyssesComm_t comm = nullptr;
-    EXPECT_OK(ulyssesCommInitRankConfig(&comm, 2, id, rank, &config));
+    EXPECT_OK(ulyssesCommInitRankConfig(&comm, 2, rendezvous.id(), rank, &config));
     std::string text = exchange(2, rank, comm);
     ulyssesCommInfo_t info = ULYSSES_COMM_INFO_INITIALIZER;
     EXPECT_OK(ulyssesCommGetInfo(comm, &info));

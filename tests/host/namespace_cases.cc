@@ -171,13 +171,12 @@ TEST_CASE("case 11: a /dev/shm or a hostname of its own changes nothing", "[host
   const std::function<bool()> enter = hostname ? ownHostname : ownSharedMemoryFolder;
   if (!allowed(enter)) ULYSSES_SKIP("unshare of mount and UTS namespaces needs root");
   const int P = GENERATE(2, 3);
-  ulyssesUniqueId id;
-  REQUIRE(ulyssesGetUniqueId(&id) == ulyssesSuccess);
+  const RendezvousProcess rendezvous;
   CHECK(failures(runRanks(As::Processes, P, [&](int rank) -> std::string {
           if (rank == 1) EXPECT_RANK(enter());
           const ulyssesConfig_t config = hostMemory();
           ulyssesComm_t comm = nullptr;
-          EXPECT_OK(ulyssesCommInitRankConfig(&comm, P, id, rank, &config));
+          EXPECT_OK(ulyssesCommInitRankConfig(&comm, P, rendezvous.id(), rank, &config));
           return fusedAndExact(P, rank, comm);
         }, kSeconds)) == "");
 }
@@ -186,13 +185,12 @@ TEST_CASE("case 11: pid namespaces, also where the ranks' process numbers coinci
   if (!allowed([] { return unshare(CLONE_NEWPID) == 0; })) ULYSSES_SKIP("unshare of pid namespaces needs root");
   const bool all = GENERATE(false, true);
   const int P = GENERATE(2, 3);
-  ulyssesUniqueId id;
-  REQUIRE(ulyssesGetUniqueId(&id) == ulyssesSuccess);
+  const RendezvousProcess rendezvous;
   CHECK(failures(runRanks(As::Processes, P, [&](int rank) -> std::string {
           const auto body = [&]() -> std::string {
             const ulyssesConfig_t config = hostMemory();
             ulyssesComm_t comm = nullptr;
-            EXPECT_OK(ulyssesCommInitRankConfig(&comm, P, id, rank, &config));
+            EXPECT_OK(ulyssesCommInitRankConfig(&comm, P, rendezvous.id(), rank, &config));
             return fusedAndExact(P, rank, comm);
           };
           return all || rank == 1 ? inPidNamespace(body) : body();
@@ -201,14 +199,13 @@ TEST_CASE("case 11: pid namespaces, also where the ranks' process numbers coinci
 
 TEST_CASE("case 11: a rank that dies in a pid namespace of its own is named", "[host][cases]") {
   if (!allowed([] { return unshare(CLONE_NEWPID) == 0; })) ULYSSES_SKIP("unshare of pid namespaces needs root");
-  ulyssesUniqueId id;
-  REQUIRE(ulyssesGetUniqueId(&id) == ulyssesSuccess);
+  const RendezvousProcess rendezvous;
   const std::vector<std::string> texts = runRanks(As::Processes, 2, [&](int rank) -> std::string {
     return inPidNamespace([&]() -> std::string {
       EXPECT_RANK(setenv("ULYSSES_DUMP_DIR", "off", 1) == 0);
       const ulyssesConfig_t config = hostMemory();
       ulyssesComm_t comm = nullptr;
-      EXPECT_OK(ulyssesCommInitRankConfig(&comm, 2, id, rank, &config));
+      EXPECT_OK(ulyssesCommInitRankConfig(&comm, 2, rendezvous.id(), rank, &config));
       if (rank == 1) _exit(0);
       uint32_t in = 0;
       std::array<uint32_t, 2> out{};
@@ -259,13 +256,12 @@ TEST_CASE("case 11: where nothing connects the ranks all get one error", "[host]
 TEST_CASE("case 11: a unique id that a rank's network cannot reach: an error there, its name elsewhere",
           "[host][cases]") {
   if (!allowed(ownNetwork)) ULYSSES_SKIP("unshare of network namespaces needs root");
-  ulyssesUniqueId id;
-  REQUIRE(ulyssesGetUniqueId(&id) == ulyssesSuccess);
+  const RendezvousProcess rendezvous;
   CHECK(failures(runRanks(As::Processes, 2, [&](int rank) -> std::string {
           if (rank == 1) EXPECT_RANK(ownNetwork());
           const ulyssesConfig_t config = hostMemory(2000);
           ulyssesComm_t comm = nullptr;
-          const ulyssesResult_t result = ulyssesCommInitRankConfig(&comm, 2, id, rank, &config);
+          const ulyssesResult_t result = ulyssesCommInitRankConfig(&comm, 2, rendezvous.id(), rank, &config);
           EXPECT_RANK(result == (rank == 0 ? ulyssesTimeout : ulyssesRemoteError) && comm == nullptr);
           EXPECT_RANK(std::string(ulyssesGetLastError()).find("rank 1") != std::string::npos);
           return "";

@@ -157,13 +157,12 @@ TEST_CASE("case 8: 64 MiB per rank with a /dev/shm of 16 MiB", "[host][cases]") 
   });
   if (probe[0] == "no") ULYSSES_SKIP("mount namespaces are not allowed here");
   const Shape t{1, 2 * 16384, 8, 128, 4};  // 64 MiB for each rank
-  ulyssesUniqueId id;
-  REQUIRE(ulyssesGetUniqueId(&id) == ulyssesSuccess);
+  const RendezvousProcess rendezvous;
   CHECK(failures(runRanks(As::Processes, 2, [&](int rank) -> std::string {
           EXPECT_RANK(unshare(CLONE_NEWNS) == 0 && mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0);
           EXPECT_RANK(mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=16m") == 0);
           ulyssesComm_t comm = nullptr;
-          EXPECT_OK(ulyssesCommInitRank(&comm, 2, id, rank));
+          EXPECT_OK(ulyssesCommInitRank(&comm, 2, rendezvous.id(), rank));
           void* window = nullptr;
           EXPECT_OK(ulyssesMemAlloc(&window, headSide(t, 2, rank).size(), comm));
           std::string text = exchangeInto(t, 2, rank, comm, static_cast<unsigned char*>(window), 0);

@@ -7,7 +7,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <optional>
 #include <thread>
 
 namespace ulysses::testing {
@@ -58,41 +58,6 @@ std::vector<std::string> runProcesses(int nranks, const RankBody& body, int seco
   return texts;
 }
 
-// Serves one rendezvous from a process of its own: ranks are forked from a process without threads, whose locks (the
-// sanitizers' allocator has some) no thread can hold at that moment.
-class RendezvousProcess {
- public:
-  RendezvousProcess() {
-    int ends[2];
-    if (pipe(ends) != 0) std::abort();
-    pid_ = fork();
-    if (pid_ == 0) {
-      close(ends[0]);
-      ulyssesUniqueId id;
-      if (ulyssesGetUniqueId(&id) == ulyssesSuccess && write(ends[1], &id, sizeof id) == sizeof id)
-        for (;;) pause();
-      _exit(1);
-    }
-    close(ends[1]);
-    known_ = read(ends[0], &id_, sizeof id_) == sizeof id_;
-    close(ends[0]);
-  }
-  RendezvousProcess(const RendezvousProcess&) = delete;
-  ~RendezvousProcess() {
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-  bool get(ulyssesUniqueId* id) const {
-    *id = id_;
-    return known_;
-  }
-
- private:
-  pid_t pid_ = -1;
-  bool known_ = false;
-  ulyssesUniqueId id_{};
-};
-
 std::vector<std::string> runThreads(int nranks, const RankBody& body) {
   std::vector<std::string> texts(static_cast<size_t>(nranks));
   std::vector<std::thread> threads;
@@ -103,6 +68,30 @@ std::vector<std::string> runThreads(int nranks, const RankBody& body) {
 
 }  // namespace
 
+RendezvousProcess::RendezvousProcess() {
+  int ends[2];
+  if (pipe(ends) != 0) std::abort();
+  pid_ = fork();
+  if (pid_ == 0) {
+    close(ends[0]);
+    ulyssesUniqueId id;
+    if (ulyssesGetUniqueId(&id) == ulyssesSuccess && write(ends[1], &id, sizeof id) == sizeof id)
+      for (;;) pause();
+    _exit(1);
+  }
+  close(ends[1]);
+  if (read(ends[0], &id_, sizeof id_) != sizeof id_) std::abort();
+  close(ends[0]);
+}
+
+RendezvousProcess::~RendezvousProcess() {
+  kill(pid_, SIGKILL);
+  waitpid(pid_, nullptr, 0);
+}
+
+Environment::Environment(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
+Environment::~Environment() { unsetenv(name_); }
+
 std::vector<std::string> runRanks(As as, int nranks, const RankBody& body, int seconds) {
   setenv("ULYSSES_DUMP_DIR", "off", 0);  // ranks die here on purpose, by the hundred
   return as == As::Threads ? runThreads(nranks, body) : runProcesses(nranks, body, seconds);
@@ -111,10 +100,12 @@ std::vector<std::string> runRanks(As as, int nranks, const RankBody& body, int s
 std::vector<std::string> runComms(As as, int nranks, const CommBody& body, const ulyssesConfig_t* config,
                                   int seconds) {
   ulyssesUniqueId id;
-  std::unique_ptr<RendezvousProcess> rendezvous;
-  if (as == As::Processes) rendezvous = std::make_unique<RendezvousProcess>();
-  const bool made = rendezvous ? rendezvous->get(&id) : ulyssesGetUniqueId(&id) == ulyssesSuccess;
-  if (!made) return {describeFailure(__FILE__, __LINE__, "ulyssesGetUniqueId")};
+  std::optional<RendezvousProcess> rendezvous;
+  if (as == As::Processes) {
+    id = rendezvous.emplace().id();
+  } else if (ulyssesGetUniqueId(&id) != ulyssesSuccess) {
+    return {describeFailure(__FILE__, __LINE__, "ulyssesGetUniqueId")};
+  }
   return runRanks(
       as, nranks,
       [&](int rank) -> std::string {

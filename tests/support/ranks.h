@@ -1,6 +1,7 @@
 // Ranks for tests: threads of this process, or forked processes that may die.
 #pragma once
 
+#include <sys/types.h>
 #include <ulysses/ulysses.h>
 
 #include <functional>
@@ -28,6 +29,34 @@ std::vector<std::string> runRanks(As as, int nranks, const RankBody& body, int s
 // The same with a communicator made from one unique id and destroyed after the body.
 std::vector<std::string> runComms(As as, int nranks, const CommBody& body, const ulyssesConfig_t* config = nullptr,
                                   int seconds = 60);
+
+// Makes a unique id and serves its rendezvous from a process of its own. Tests that fork ranks take their id from here:
+// they fork from a process without threads, whose locks (the sanitizers' allocators have some) no thread can hold at
+// that moment; the child of such a moment hangs.
+class RendezvousProcess {
+ public:
+  RendezvousProcess();
+  RendezvousProcess(const RendezvousProcess&) = delete;
+  RendezvousProcess& operator=(const RendezvousProcess&) = delete;
+  ~RendezvousProcess();
+  const ulyssesUniqueId& id() const { return id_; }
+
+ private:
+  pid_t pid_ = -1;
+  ulyssesUniqueId id_{};
+};
+
+// An environment variable for the life of this object; ranks read it as their communicator is made.
+class Environment {
+ public:
+  Environment(const char* name, const std::string& value);
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+  ~Environment();
+
+ private:
+  const char* const name_;
+};
 
 // All texts that are not empty, one a line: "" is what a test wants.
 std::string failures(const std::vector<std::string>& texts);
