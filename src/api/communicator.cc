@@ -18,13 +18,6 @@ namespace {
 
 constexpr size_t kCachedSchedules = 32;
 
-bool anyPlainOutput(std::span<const Contract* const> contracts) {
-  for (const Contract* c : contracts)
-    for (size_t i = 0; i < c->geometry.operands; ++i)
-      if (c->out[i].plain()) return true;
-  return false;
-}
-
 }  // namespace
 
 Status Communicator::run(const Call& call) {
@@ -73,7 +66,9 @@ Status Communicator::perform(const Call& checked) {
   if (checked.local.ok() && checked.schedule != nullptr) {
     mine.ineligible = ineligibleBits();
     small = host_ && host_->fitsInline(*checked.schedule);
-    if (small && mine.ineligible == 0) host_->packInline(*checked.schedule, checked.in);
+    if (host_ && mine.ineligible == 0) {
+      small ? host_->packInline(*checked.schedule, checked.in) : host_->showInputs(*checked.schedule, checked.in);
+    }
     for (size_t i = 0; i < checked.schedule->operands; ++i)
       mine.out[i] = registrar_ && !small ? registrar_->locate(checked.out[i], checked.schedule->outExtent[i]) : Location{};
   }
@@ -122,22 +117,26 @@ Status Communicator::move(const Call& call, const Judgement& judgement, bool sma
     return {};
   }
   std::string reason = registrar_ ? "" : noWindows_;
-  if (reason.empty() && anyPlainOutput(contracts_)) ULYSSES_TRY(ensureStaging(transfer, &reason));
+  const HostTransport::Ways ways = reason.empty() ? host_->waysOf(transfer) : HostTransport::Ways{};
+  if (ways.staged) ULYSSES_TRY(ensureStaging(transfer, &reason));
   if (!reason.empty()) return moveByFallback(transfer, reason);
-  bool staged = false;
-  ULYSSES_TRY(moveFused(transfer, &staged));
-  noteCall(true, staged ? "staged" : "direct", "");
+  const bool plain = contracts_[static_cast<size_t>(rank_)]->anyPlainOutput();
+  ULYSSES_TRY(moveFused(transfer, ways.fetched));
+  noteCall(true, plain && ways.staged ? "staged" : "direct", plain && !ways.staged ? "out of the peers' inputs" : "");
   return {};
 }
 
-Status Communicator::moveFused(const Transfer& transfer, bool* staged) {
-  const Contract& mine = *contracts_[static_cast<size_t>(rank_)];
-  *staged = std::any_of(mine.out, mine.out + mine.geometry.operands, [](const Location& l) { return l.plain(); });
-  ULYSSES_TRY(host_->exchange(transfer, staging_, stagingBytes_));
-  // Nobody returns before every row bound for it has landed, or writes into a peer's output after that peer returned.
+Status Communicator::moveFused(const Transfer& transfer, bool mayFail) {
+  const Status moved = host_->exchange(transfer, staging_, stagingBytes_);
+  if (moved.code() == ulyssesTimeout || moved.code() == ulyssesRemoteError) return moved;
+  // Nobody returns before every row bound for it has landed, and touches a peer's memory after that peer returned.
   Contract done;
   done.operation = Operation::TransferDone;
-  return agreement_->round(std::as_bytes(std::span(&done, 1)).first(done.recordBytes()), transfer.deadline);
+  done.setLocalStatus(moved);
+  ULYSSES_TRY(agreement_->round(std::as_bytes(std::span(&done, 1)).first(done.recordBytes()), transfer.deadline));
+  if (!mayFail) return {};
+  for (int r = 0; r < nranks_; ++r) contracts_[static_cast<size_t>(r)] = reinterpret_cast<const Contract*>(agreement_->record(r));
+  return judge(contracts_).status;
 }
 
 Status Communicator::ensureStaging(const Transfer& transfer, std::string* reason) {

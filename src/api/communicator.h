@@ -116,7 +116,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // `small`: payloads lie beside the records.
   Status agree(const Call& call, Contract& mine, Judgement* judgement, Deadline deadline, bool small = false);
   Status move(const Call& call, const Judgement& judgement, bool small, Deadline deadline);
-  Status moveFused(const Transfer& transfer, bool* staged);
+  Status moveFused(const Transfer& transfer, bool mayFail);  // mayFail: the same on all ranks
   // Sees to a staging window that this transfer can use; pure in the contracts. Sets `reason` where there is none.
   Status ensureStaging(const Transfer& transfer, std::string* reason);
   Status moveByFallback(const Transfer& transfer, const std::string& reason);

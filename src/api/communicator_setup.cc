@@ -132,7 +132,11 @@ Status Communicator::setUp(const Allgather& addresses, const ulyssesConfig_t* co
     ULYSSES_TRY(setUpDevice(cap, deadline));
   } else if (channel_->passesFds()) {
     registrar_ = std::make_unique<Registrar>(rank_, nranks_, makeHostProvider(), cap);
-    if (agreement_) host_ = std::make_unique<HostTransport>(*agreement_, *registrar_);
+    if (agreement_) {
+      PeerMemory peers;
+      ULYSSES_TRY(peers.explore(rank_, parameters_.path != "staged", *channel_, deadline));
+      host_ = std::make_unique<HostTransport>(*agreement_, *registrar_, std::move(peers));
+    }
   }
   ULYSSES_LOG(Info, -1, "communicator{}{}: rank {} of {}, {} host(s), {}, window cap {} bytes", name_.empty() ? "" : " ",
               name_, rank_, nranks_, channel_->nHosts(), registrar_ ? onDevice() ? "windows in device memory" : "windows in host memory" : noWindows_.c_str(), cap);

@@ -88,17 +88,23 @@ Schedule gatherSchedule(std::span<const Parameter> parameters, int rank, int nra
   s.sendBytes.resize(ranks);
   s.recvBytes.resize(ranks);
   s.recvOffset.resize(ranks);
-  const auto row = [](size_t bytes, size_t to) {
-    return bytes == 0 ? layout::PayloadMap() : layout::PayloadMap({{1, bytes, 0, bytes, to, bytes}});
+  using Rows = std::vector<layout::BlockCopy>;
+  const auto row = [](size_t bytes, size_t from, size_t to) {
+    return bytes == 0 ? Rows() : Rows{{1, bytes, from, bytes, to, bytes}};
   };
+  std::vector<std::vector<Rows>> rows;  // [operand][from]: the same to everybody
   std::vector<size_t> sent(ranks);  // by each rank to any
   for (const Parameter& p : parameters) {
     const size_t mine = p.bytesOf(rank);
     std::vector<size_t> begins;
     for (size_t r = 0, at = 0; r < ranks; at += p.bytesOf(static_cast<int>(r++))) begins.push_back(at);
+    rows.emplace_back();
     for (size_t peer = 0; peer < ranks; ++peer) {
-      const size_t theirs = p.bytesOf(static_cast<int>(peer));
-      s.shares[peer].push_back({row(mine, begins[static_cast<size_t>(rank)]), row(mine, 0), row(theirs, begins[peer])});
+      const size_t theirs = p.bytesOf(static_cast<int>(peer)), begin = begins[peer];
+      rows.back().push_back(row(theirs, 0, begin));
+      if (theirs > 0) s.shortestRow = std::min(s.shortestRow, theirs);
+      s.shares[peer].push_back({layout::PayloadMap(row(mine, 0, begins[static_cast<size_t>(rank)])),
+                                layout::PayloadMap(row(mine, 0, 0)), layout::PayloadMap(row(theirs, 0, begin))});
       s.sendBytes[peer] += mine;
       s.recvBytes[peer] += theirs;
       sent[peer] += theirs;
@@ -107,7 +113,8 @@ Schedule gatherSchedule(std::span<const Parameter> parameters, int rank, int nra
     s.outExtent.push_back(p.bytes());
     s.elementBytes.push_back(elementBytes(p.gatherType));
   }
-  for (size_t peer = 0; peer < ranks; ++peer) s.recvOffset[peer] = sent[peer] * static_cast<size_t>(rank);
+  s.copies = [rows = std::move(rows)](int from, int, size_t i) { return rows[i][static_cast<size_t>(from)]; };
+  s.broadcast = true;
   s.largestPayload = *std::max_element(sent.begin(), sent.end());
   s.largestSend = s.largestPayload * ranks;
   return s;

@@ -96,6 +96,10 @@ void Contract::setLocalStatus(const Status& status) {
   text[n] = '\0';
 }
 
+bool Contract::anyPlainOutput() const {
+  return std::any_of(out, out + geometry.operands, [](const Location& l) { return l.plain(); });
+}
+
 size_t Contract::recordBytes() const {
   const size_t tail = localCode == ulyssesSuccess ? geometry.operands * sizeof(Location) : std::strlen(text) + 1;
   return offsetof(Contract, out) + std::min(tail, sizeof text);

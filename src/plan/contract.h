@@ -78,6 +78,8 @@ struct Contract {
   Contract() {}  // NOLINT
   void setLocalStatus(const Status& status);
 
+  bool anyPlainOutput() const;
+
   // Bytes of the record that carry something.
   size_t recordBytes() const;
 };

@@ -48,6 +48,7 @@ Schedule flatSchedule(size_t bytes, size_t elementBytes, size_t inBytes, int ran
   s.inExtent = {inBytes};
   s.outExtent = {bytes * static_cast<size_t>(nranks)};
   s.elementBytes = {elementBytes};
+  if (bytes > 0) s.shortestRow = bytes;
   s.largestPayload = bytes;
   s.largestSend = bytes * static_cast<size_t>(nranks);
   return s;
@@ -90,7 +91,11 @@ Schedule exchangeSchedule(std::span<const Operand> operands, std::span<const Ope
     size_t send = 0;
     for (int to = 0; to < nranks; ++to) {
       size_t bytes = 0;
-      for (const Operand& o : operands) bytes += layout::payloadBytes(o, from, to);
+      for (size_t i = 0; i < operands.size(); ++i) {
+        bytes += layout::payloadBytes(operands[i], from, to);
+        if (from == to) continue;
+        for (const BlockCopy& copy : s.copies(from, to, i)) s.shortestRow = std::min(s.shortestRow, copy.rowBytes);
+      }
       s.largestPayload = std::max(s.largestPayload, bytes);
       if (to == rank) s.recvOffset[static_cast<size_t>(from)] = send;
       send += bytes;
@@ -110,6 +115,8 @@ Schedule allGatherSchedule(size_t bytes, size_t elementBytes, int rank, int nran
   Schedule s = flatSchedule(bytes, elementBytes, bytes, rank, nranks,
                             [bytes](int from, int) { return layout::allGatherCopy(bytes, from); });
   s.inPlaceOwn = true;
+  s.broadcast = true;
+  s.recvOffset.assign(static_cast<size_t>(nranks), 0);
   return s;
 }
 

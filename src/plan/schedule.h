@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <vector>
@@ -29,7 +30,8 @@ struct Schedule {
   size_t operands = 0;
   std::vector<std::vector<Share>> shares;    // [peer][operand]
   std::vector<size_t> sendBytes, recvBytes;  // [peer], all operands together
-  std::vector<size_t> recvOffset;            // [peer]: where this rank's part begins in all that the peer sends, by rank
+  std::vector<size_t> recvOffset;            // [peer]: where this rank's part begins in all that the peer packs, by rank
+  bool broadcast = false;                    // every rank has one payload for all: it is packed once
   std::vector<size_t> inExtent, outExtent;   // [operand]: bytes from the first to past the last element, 0 when empty
   std::vector<size_t> elementBytes;          // [operand]: what its pointers must be aligned to
   bool inPlaceWhole = false;                 // the output may be the input (P = 1, equal layout)
@@ -39,8 +41,10 @@ struct Schedule {
   std::function<std::vector<layout::BlockCopy>(int from, int to, size_t operand)> copies;
 
   // The same on all ranks.
+  size_t shortestRow = SIZE_MAX;  // of all block copies between two ranks
   size_t largestPayload = 0;  // the most bytes any rank has for any other
   size_t largestSend = 0;     // the most bytes any rank has for all others and itself
+  size_t largestPacked() const { return broadcast ? largestPayload : largestSend; }
 
   bool empty() const { return largestSend == 0; }
 };

@@ -1,7 +1,9 @@
-// The fused path on host memory: rows straight into the peers' windows, or through their staging windows in chunks.
+// The fused path on host memory: rows straight into the peers' windows, or out of their inputs where this rank can read
+// those, or through staging windows in chunks.
 #pragma once
 
 #include "bootstrap/agreement.h"
+#include "transport/peer_memory.h"
 #include "transport/transport.h"
 #include "window/registrar.h"
 
@@ -23,7 +25,8 @@ struct StagingShape {
 
 class HostTransport {
  public:
-  HostTransport(Agreement& agreement, Registrar& registrar) : agreement_(agreement), registrar_(registrar) {}
+  HostTransport(Agreement& agreement, Registrar& registrar, PeerMemory peers)
+      : agreement_(agreement), registrar_(registrar), peers_(std::move(peers)) {}
 
   // Small payloads beside the record of the next round: all this rank has to send, by receiver, and what it gets out of the
   // peers' after the round. fitsInline() is the same on all ranks; fetchInline() has the peers' bytes on their way early.
@@ -32,13 +35,23 @@ class HostTransport {
   void fetchInline(const Schedule& schedule) const;
   void unpackInline(const Transfer& transfer) const;
 
+  // Other payloads: shows the peers where this rank's inputs lie, beside the record of the next round.
+  void showInputs(const Schedule& schedule, const void* const in[]) const;
+  // How bytes get from any rank to any other, outside windows; the same on all ranks.
+  struct Ways {
+    bool staged = false, fetched = false;
+  };
+  Ways waysOf(const Transfer& transfer) const;
+
   // Moves everything and returns when this rank's part of it is done: the caller ends the transfer by a round. `staging`
-  // is the number of the staging window, 0 where no rank's output is plain.
+  // is the number of the staging window, 0 where nothing is staged. A failure is this rank's alone, to be told in that
+  // round, unless it is the agreement's.
   Status exchange(const Transfer& transfer, uint32_t staging, size_t stagingBytes);
 
  private:
   Agreement& agreement_;
   Registrar& registrar_;
+  const PeerMemory peers_;
 };
 
 }  // namespace ulysses

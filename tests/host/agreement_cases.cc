@@ -76,6 +76,7 @@ TEST_CASE("case 3a: control memory that fails on one rank fails init on all; a s
 }
 
 TEST_CASE("case 3b: staging memory that fails on one rank is the same outcome on all, and small calls go on", "[host][cases]") {
+  const Environment environment("ULYSSES_PATH", "staged");
   for (const auto stage : {hooks::Stage::Allocate, hooks::Stage::Open})
     CHECK(failures(runComms(As::Threads, 4, [&](int rank, ulyssesComm_t comm) -> std::string {
             const Shape big{1, 512, 8, 64, 4};
