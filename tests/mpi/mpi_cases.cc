@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/test_hooks.h"
+#include "host/param_model.h"
 #include "support/ranks.h"
 #include "support/tensors.h"
 
@@ -143,6 +144,40 @@ std::string staging() {
   });
 }
 
+// Resident parameters where memory is not shared: gathered by the fallback, hits and versions as anywhere.
+std::string parameters() {
+  for (const bool ownHosts : {false, true}) {
+    setenv("ULYSSES_A2A", ownHosts ? "auto" : "off", 1);
+    if (ownHosts) setenv("ULYSSES_HOSTID", ("host" + std::to_string(rank)).c_str(), 1);
+    for (const auto residency : {ulyssesResidencyPersistent, ulyssesResidencyBudget, ulyssesResidencyTransient}) {
+      const std::string text = withComm([&](ulyssesComm_t comm) -> std::string {
+        Model m(rank, nranks);
+        EXPECT_OK(m.open(comm, residency, 300000, 1));
+        std::vector<size_t> even, lastOnly(static_cast<size_t>(nranks));
+        for (int r = 0; r < nranks; ++r) even.push_back(balanced(100003, nranks, r).second);
+        lastOnly.back() = 1001;
+        EXPECT_OK(m.add({{100003, ulyssesBfloat16}, {1001, ulyssesFloat32}}, {even, lastOnly}));
+        EXPECT_OK(m.add({{50001, ulyssesFloat32}, {7, ulyssesInt8}}));
+        EXPECT_OK(m.commit());
+        for (int forward = 0; forward < 3; ++forward) {
+          for (int g = 0; g < 2; ++g) EXPECT_VISIT(m, g);
+          EXPECT_RANK(nranks == 1 || std::string(infoOf(comm).lastPath) == "mpi");
+          EXPECT_RANK(nranks == 1 || !std::string(infoOf(comm).lastReason).empty());
+        }
+        m.change(0, 5000);
+        EXPECT_OK(m.publish(0));
+        EXPECT_VISIT(m, 0);
+        EXPECT_VISIT(m, 1);
+        const uint64_t gathers = m.stats().gathers;
+        EXPECT_RANK(residency == ulyssesResidencyPersistent ? gathers == 3 : gathers >= 3);
+        return exchangeWorks(rank, nranks, comm);
+      });
+      if (!text.empty()) return (ownHosts ? "hosts: " : "off: ") + text;
+    }
+  }
+  return "";
+}
+
 // Case 27.
 std::string lifecycle() {
   int incoming = -1;
@@ -177,7 +212,7 @@ std::string lifecycle() {
 int main(int argc, char** argv) {
   using namespace ulysses::testing;
   const std::map<std::string, std::string (*)()> tests = {
-      {"fallback", fallback}, {"hosts", hosts}, {"switched", switched}, {"staging", staging}, {"lifecycle", lifecycle}};
+      {"fallback", fallback}, {"hosts", hosts}, {"switched", switched}, {"staging", staging}, {"parameters", parameters}, {"lifecycle", lifecycle}};
   ulyssesComm_t comm = nullptr;
   const bool early = ulyssesCommInitMPI(&comm, MPI_COMM_WORLD, nullptr) == ulyssesInvalidUsage;
   MPI_Init(&argc, &argv);
