@@ -1,6 +1,7 @@
 # ulysses_topo looks inside the library, so it is made of the library's objects.
 add_executable(ulysses_topo ulysses_topo.cc)
-target_link_libraries(ulysses_topo PRIVATE ulysses_objects_product fmt::fmt-header-only CLI11::CLI11)
+target_link_libraries(ulysses_topo PRIVATE ulysses_objects_product ulysses_objects_common
+  $<TARGET_NAME_IF_EXISTS:ulysses_device> fmt::fmt-header-only CLI11::CLI11)
 install(TARGETS ulysses_topo RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
 if(ULYSSES_BUILD_TESTS)

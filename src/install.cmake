@@ -12,7 +12,7 @@ endif()
 if(NOT ULYSSES_SANITIZE)
   find_program(ULYSSES_LD NAMES ld REQUIRED)
   find_program(ULYSSES_OBJCOPY NAMES objcopy REQUIRED)
-  set(OBJECTS $<TARGET_OBJECTS:ulysses_objects_product>)
+  set(OBJECTS $<TARGET_OBJECTS:ulysses_objects_common> $<TARGET_OBJECTS:ulysses_objects_product>)
   if(ULYSSES_HAS_CUDA)
     list(APPEND OBJECTS $<TARGET_OBJECTS:ulysses_device> $<TARGET_FILE:CUDA::cudart_static>)
   endif()
@@ -21,7 +21,7 @@ if(NOT ULYSSES_SANITIZE)
     # Without groups: a local symbol must not vanish because the program has a group of the same name.
     COMMAND ${ULYSSES_LD} -r --force-group-allocation -o ${MERGED} ${OBJECTS}
     COMMAND ${ULYSSES_OBJCOPY} --wildcard --keep-global-symbol=ulysses* ${MERGED}
-    DEPENDS ulysses_objects_product ${OBJECTS} COMMENT "Merging the objects of libulysses.a"
+    DEPENDS ulysses_objects_common ulysses_objects_product ${OBJECTS} COMMENT "Merging the objects of libulysses.a"
     COMMAND_EXPAND_LISTS VERBATIM)
   set_source_files_properties(${MERGED} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
   add_library(ulysses_static STATIC ${MERGED})

@@ -1,6 +1,6 @@
 #include "base/test_hooks.h"
 
-#ifdef ULYSSES_TESTING
+#if ULYSSES_TESTING
 namespace ulysses::hooks {
 namespace {
 

@@ -13,7 +13,9 @@ enum class Stage {
   Kernels, Flags, Tables, Staging  // of device memory
 };
 
-#ifdef ULYSSES_TESTING
+#ifndef ULYSSES_TESTING
+#error "a file that asks the hooks is compiled once per flavour: add it to HOOKED_SOURCES in src/CMakeLists.txt"
+#elif ULYSSES_TESTING
 // Of the calling thread, so that ranks that are threads fail one at a time. One planted failure fires once.
 void plantFailure(Stage stage, Status failure);
 Status injectedFailure(Stage stage);

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # Installs a build, moves the installation to a path with a space, and uses it as a stranger would.
-#   check.sh cmake BUILD LIBDIR COMPONENTS      find_package, from C alone and from C and C++
-#   check.sh pkg-config BUILD LIBDIR MPICC      one line of the compiler: shared, --as-needed, only the archive, mpicc
-#   check.sh cpack BUILD LIBDIR GENERATOR       TGZ or DEB: what is in the package
+#   check.sh cmake BUILD LIBDIR COMPONENTS [CUDA]   find_package, from C alone and from C and C++; a toolkit for CUDA's user
+#   check.sh pkg-config BUILD LIBDIR MPICC          one line of the compiler: shared, --as-needed, only the archive, mpicc
+#   check.sh cpack BUILD LIBDIR GENERATOR           TGZ or DEB: what is in the package
 # CMAKE, CC and CXX in the environment name the tools. Exit code 77: skipped, the reason is printed.
 set -euo pipefail
-mode=$1 build=$2 libdir=$3 choice=${4:-}
+mode=$1 build=$2 libdir=$3 choice=${4:-} cuda=${5:-}
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 prefix="$work/moved prefix"
 unset LD_LIBRARY_PATH
+export LD_BIND_NOW=1  # a symbol that is not there fails at the start
 
 # With the output of the tool that ran last.
 fail() {
@@ -26,6 +27,16 @@ install_and_move() {
   if grep -rnF -e "$build" -e "$work/first" "$prefix/$libdir/cmake" "$prefix/$libdir/pkgconfig"; then
     fail "the package has paths of this machine"
   fi
+  check_shared_library "$prefix/$libdir/libulysses.so"
+}
+
+# With CUDA too it runs where there is neither driver nor toolkit, and shows nothing but the C API.
+check_shared_library() {
+  readelf -d "$1" >"$work/log"
+  if grep 'NEEDED.*lib\(cuda\|nccl\|nvidia\)' "$work/log"; then fail "$1 needs CUDA's libraries"; fi
+  if grep 'R\(UN\)\?PATH' "$work/log"; then fail "$1 searches in paths of this machine"; fi
+  nm -D --defined-only "$1" | awk '$3 !~ /^ulysses/' >"$work/log"
+  if [[ -s $work/log ]]; then fail "$1 exports other symbols than ulysses*"; fi
 }
 
 needs_libulysses() { readelf -d "$1" | grep 'NEEDED.*libulysses\.so' >/dev/null; }
@@ -34,7 +45,7 @@ consume_by_cmake() {
   local languages
   for languages in C "C;CXX"; do
     "$CMAKE" -S "$here/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$prefix" -DCONSUMER_LANGUAGES="$languages" \
-      -DCONSUMER_COMPONENTS="$choice" -DCMAKE_C_COMPILER="$CC" ${CXX:+-DCMAKE_CXX_COMPILER="$CXX"} \
+      -DCONSUMER_COMPONENTS="$choice" ${cuda:+-DCUDAToolkit_ROOT="$cuda"} -DCMAKE_C_COMPILER="$CC" ${CXX:+-DCMAKE_CXX_COMPILER="$CXX"} \
       --no-warn-unused-cli >"$work/log" 2>&1 || fail "configuring for $languages"
     "$CMAKE" --build "$work/build" >"$work/log" 2>&1 || fail "building for $languages"
     (cd "$work/build" && ctest --output-on-failure)
