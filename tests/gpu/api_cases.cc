@@ -336,7 +336,7 @@ TEST_CASE("plans that are gone have given their window memory back", "[gpu]") {
         }) == "");
 }
 
-TEST_CASE("case 23 on device memory: small, big, small, big; an earlier output is kept", "[gpu][cases][large]") {
+TEST_CASE("case 23 on device memory: small, big, small, big, and an earlier output is kept", "[gpu][cases][large]") {
   NEEDS_GPU;
   CHECK(onDevice(As::Threads, 4, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
           const Planes small{4, 1, 64, 56, 128}, big{4, 1, 144936, 56, 128};

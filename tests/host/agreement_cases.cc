@@ -52,7 +52,7 @@ std::set<std::string> entries(const char* folder) {
 
 }  // namespace
 
-TEST_CASE("case 3a: control memory that fails on one rank fails init on all; a second init works", "[host][cases]") {
+TEST_CASE("case 3a: control memory that fails on one rank fails init on all, a second init works", "[host][cases]") {
   ulyssesUniqueId first, second;
   REQUIRE(ulyssesGetUniqueId(&first) == ulyssesSuccess);
   REQUIRE(ulyssesGetUniqueId(&second) == ulyssesSuccess);
@@ -148,7 +148,7 @@ TEST_CASE("case 3d: a rank killed in the middle of a large transfer", "[host][ca
   CHECK(failures(texts) == "");
 }
 
-TEST_CASE("case 3e: a rank that never calls is named after the deadline; destroy returns", "[host][cases]") {
+TEST_CASE("case 3e: a rank that never calls is named after the deadline, destroy returns", "[host][cases]") {
   ulyssesConfig_t config = withTimeout(1500);
   for (const As as : {As::Threads, As::Processes})
     CHECK(failures(runComms(as, 4, [&](int rank, ulyssesComm_t comm) -> std::string {
@@ -319,7 +319,7 @@ TEST_CASE("a split without a place for the result on one rank is refused on all"
         })) == "");
 }
 
-TEST_CASE("plans outlive their communicator's handle on any rank; nothing runs after an abort", "[host]") {
+TEST_CASE("plans outlive their communicator's handle on any rank, nothing runs after an abort", "[host]") {
   for (const bool aborted : {false, true}) {
     std::vector<ulyssesComm_t> comms(2);
     REQUIRE(ulyssesCommInitAll(comms.data(), 2, nullptr) == ulyssesSuccess);

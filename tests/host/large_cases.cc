@@ -54,7 +54,7 @@ TEST_CASE("case 21: offsets beyond 32 bits", "[.][large][cases]") {
         }, nullptr, 600)) == "");
 }
 
-TEST_CASE("case 23: small, big, small, big; staging grows on all ranks at once", "[.][large][cases]") {
+TEST_CASE("case 23: small, big, small, big, and staging grows on all ranks at once", "[.][large][cases]") {
   const size_t H = 56, D = 128;
   CHECK(failures(runComms(As::Processes, 4, [&](int rank, ulyssesComm_t comm) -> std::string {
           hooks::setInitialStagingBytes(12 * 4096);

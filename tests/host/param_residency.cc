@@ -30,7 +30,7 @@ size_t residentKilobytes() {
 
 }  // namespace
 
-TEST_CASE("every residency gives the same bytes; traffic falls with the budget", "[host][param]") {
+TEST_CASE("every residency gives the same bytes, traffic falls with the budget", "[host][param]") {
   constexpr int kGroups = 8, kForwards = 5;
   for (const As as : {As::Threads, As::Processes})
     CHECK(failures(runComms(as, 4, [&](int rank, ulyssesComm_t comm) -> std::string {
@@ -88,7 +88,7 @@ TEST_CASE("every residency gives the same bytes; traffic falls with the budget",
           })) == "");
 }
 
-TEST_CASE("a small window cap stages what a large one writes directly; many parameters take several transfers",
+TEST_CASE("a small window cap stages what a large one writes directly, many parameters take several transfers",
           "[host][param]") {
   for (const size_t cap : {size_t{0}, size_t{2} << 20, size_t{100}}) {
     ulyssesConfig_t config = ULYSSES_CONFIG_INITIALIZER;
@@ -225,7 +225,7 @@ TEST_CASE("misuse is an error on all ranks, and the next call works", "[host][pa
         })) == "");
 }
 
-TEST_CASE("addresses stay until Reshard or SetBudget; both give memory back and the next acquire gathers",
+TEST_CASE("addresses stay until Reshard or SetBudget, both give memory back and the next acquire gathers",
           "[host][param]") {
   CHECK(failures(runComms(As::Processes, 2, [&](int rank, ulyssesComm_t comm) -> std::string {
           constexpr size_t kBytes = 1 << 20;
@@ -295,7 +295,7 @@ TEST_CASE("ULYSSES_RESIDENCY is the way back to gathering again", "[host][param]
   unsetenv("ULYSSES_RESIDENCY");
 }
 
-TEST_CASE("one thread drives the parameters of several ranks in a group; one rank alone works", "[host][param]") {
+TEST_CASE("one thread drives the parameters of several ranks in a group, one rank alone works", "[host][param]") {
   for (const int P : {1, 3}) {
     std::vector<ulyssesComm_t> comms(static_cast<size_t>(P));
     REQUIRE(ulyssesCommInitAll(comms.data(), P, nullptr) == ulyssesSuccess);

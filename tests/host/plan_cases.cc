@@ -66,7 +66,7 @@ TEST_CASE("case 16: uneven sequences and heads, balanced and explicit", "[host][
           })) == "");
 }
 
-TEST_CASE("case 17: packed QKV equals three calls; grouped queries come straight out of one projection", "[host][cases]") {
+TEST_CASE("case 17: packed QKV equals three calls, grouped queries come straight out of one projection", "[host][cases]") {
   const size_t B = 2, S = 8, D = 3;
   for (const int P : {2, 4}) {
     CHECK(failures(runComms(As::Threads, P, [&](int rank, ulyssesComm_t comm) -> std::string {

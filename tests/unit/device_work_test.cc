@@ -281,7 +281,7 @@ TEST_CASE("tiles of all CTAs cover a stream once, and slots do not meet", "[devi
   CHECK(used == std::vector<int>(used.size(), 1));
 }
 
-TEST_CASE("copies that differ by a constant offset become one block; long ones are cut", "[device]") {
+TEST_CASE("copies that differ by a constant offset become one block, long ones are cut", "[device]") {
   std::vector<Block> blocks;
   device::StreamBuilder builder;
   for (size_t plane = 0; plane < 3; ++plane) builder.add({4, 32, plane * 1000, 64, plane * 128, 32}, 0);

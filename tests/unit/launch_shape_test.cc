@@ -44,7 +44,7 @@ TEST_CASE("ranks that share a GPU are resident together, whatever else is asked"
     }
 }
 
-TEST_CASE("staging stays within its limit; with little of it there are fewer CTAs before tiles get small") {
+TEST_CASE("staging stays within its limit, with little of it there are fewer CTAs before tiles get small") {
   for (const int ranks : {2, 4, 8})
     for (const size_t limit : {size_t{200} << 10, size_t{1} << 20, size_t{8} << 20, size_t{64} << 20}) {
       LaunchFacts f = large(ranks, 1);
