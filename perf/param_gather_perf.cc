@@ -14,8 +14,10 @@ int main(int argc, char** argv) {
   CommonOptions common;
   ForwardOptions forward;
   std::string modelName, scale = "1", residency = "all";
+  bool baseline = false;
   int rounds = 30;
   common.addTo(app);
+  common.addTableTo(app);
   app.add_option("--model", modelName, "a model of the table (wan14b): its forwards are run");
   app.add_option("--scale", scale, "divides every count of the model: 1/N")->capture_default_str();
   app.add_option("--residency", residency, "persistent, budget:BYTES, budget:N%, transient, or all")
@@ -29,9 +31,10 @@ int main(int argc, char** argv) {
   app.add_option("--prefetch-depth", forward.prefetchDepth, "blocks fetched ahead")
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
-  app.add_option("--rounds", rounds, "rounds at each size, without --model")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  app.add_flag("--baseline", baseline, "then compare with a plain copy and, under mpirun, with MPI, in turns");
+  app.add_option("--rounds", rounds, "rounds of --baseline")->check(CLI::PositiveNumber)->capture_default_str();
+  // A model's forwards have their own sizes and their own table.
+  CommonOptions::excludeTable(app, "--model", {"-b", "-e", "-i", "-f", "-d", "--baseline", "--rounds", "--lib"});
 
   Model model;
   std::vector<ResidencyChoice> choices;
@@ -50,6 +53,6 @@ int main(int argc, char** argv) {
         return {common.firstBytes(), common.lastBytes()};
       }};
   return runProgram("param_gather_perf", argc, argv, common, subject, [&](Run& run) {
-    return modelName.empty() ? runGathers(run, rounds) : runForwards(run, model, choices, forward);
+    return modelName.empty() ? runGathers(run, baseline, rounds) : runForwards(run, model, choices, forward);
   });
 }

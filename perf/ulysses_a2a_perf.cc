@@ -25,15 +25,23 @@ Status runExchanges(Run& run, const A2AOptions& options) {
     inBytes = std::max(inBytes, inputBlock(geometry, n, 0).bytes());
     outBytes = std::max(outBytes, outputBlock(geometry, n, 0).bytes());
   }
-  Buffer in, out;
+  inBytes += options.common.unalignBytes(ulyssesFloat64);
+  outBytes += options.common.unalignBytes(ulyssesFloat64);
+  Buffer in;
   ULYSSES_TRY(run.rank.agree(Buffer::allocate(in, inBytes)));
-  ULYSSES_TRY(run.rank.agree(options.out == "window" ? Buffer::allocateWindow(out, outBytes, run.comm.get())
-                                                     : Buffer::allocate(out, outBytes)));
-  std::vector<std::unique_ptr<Collective>> rows;
-  for (const Geometry& geometry : geometries) {
-    rows.push_back(std::make_unique<Exchange>(geometry, n, id, run.comm.get(), in.data(), out.data()));
+  const auto comms = run.comms();
+  std::vector<Buffer> outs(comms.size());
+  std::vector<RowMaker> builds;
+  for (size_t b = 0; b < comms.size(); ++b) {
+    ULYSSES_TRY(run.rank.agree(options.common.out == "window" ? Buffer::allocateWindow(outs[b], outBytes, *comms[b])
+                                                              : Buffer::allocate(outs[b], outBytes)));
+    builds.push_back([&, b](size_t row) -> Result<std::unique_ptr<Collective>> {
+      const size_t late = options.common.unalignBytes(geometries[row].dtype);
+      return std::unique_ptr<Collective>(
+          std::make_unique<Exchange>(geometries[row], n, id, *comms[b], in.data() + late, outs[b].data() + late));
+    });
   }
-  return runTable(run, rows);
+  return runTable(run, geometries.size(), builds);
 }
 
 Status runAll(Run& run, const A2AOptions& options) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "a2a/exchange.h"
 #include "a2a/mpi_exchange.h"
@@ -32,10 +33,10 @@ Status runBaseline(Run& run, const Geometry& geometry, int rounds) {
   ULYSSES_TRY(rank.agree(Buffer::allocate(in, inBytes)));
   ULYSSES_TRY(rank.agree(Buffer::allocate(plain, std::max(inBytes, outBytes))));
   ULYSSES_TRY(rank.agree(Buffer::allocate(scratch, mpi ? mpi->packedScratchBytes() : 0)));
-  ULYSSES_TRY(rank.agree(Buffer::allocateWindow(window, outputBlock(geometry, n, 0).bytes(), run.comm.get())));
+  ULYSSES_TRY(rank.agree(Buffer::allocateWindow(window, outputBlock(geometry, n, 0).bytes(), run.comm)));
 
-  Exchange direct(geometry, n, rank.id(), run.comm.get(), in.data(), window.data());
-  Exchange staged(geometry, n, rank.id(), run.comm.get(), in.data(), plain.data());
+  Exchange direct(geometry, n, rank.id(), run.comm, in.data(), window.data());
+  Exchange staged(geometry, n, rank.id(), run.comm, in.data(), plain.data());
   OtherWay alltoallw(staged, [&] { return mpi->alltoallw(in.data(), plain.data()); });
   OtherWay packed(
       staged, [&] { return mpi->packed(in.data(), plain.data(), scratch.data()); }, &scratch);
@@ -46,6 +47,13 @@ Status runBaseline(Run& run, const Geometry& geometry, int rounds) {
   OtherWay copy(staged, copyAll, nullptr, /*checked=*/false);
 
   std::vector<Way> ways{{"direct", true, &direct}, {"staged", true, &staged}};
+  Buffer libWindow;
+  std::optional<Exchange> lib;
+  if (run.lib) {
+    ULYSSES_TRY(rank.agree(Buffer::allocateWindow(libWindow, outputBlock(geometry, n, 0).bytes(), *run.lib)));
+    lib.emplace(geometry, n, rank.id(), *run.lib, in.data(), libWindow.data());
+    ways.push_back({"direct, --lib", false, &*lib});
+  }
   if (mpi) {
     ways.push_back({"MPI_Alltoallw", false, &alltoallw});
     ways.push_back({"pack + MPI_Alltoall", false, &packed});

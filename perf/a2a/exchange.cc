@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "common/buffer.h"
-#include "common/library.h"
 #include "common/pattern.h"
 
 namespace ulysses::perf {
@@ -17,9 +16,20 @@ void Exchange::fill(uint64_t salt, bool) {
 
 Status Exchange::run(bool) {
   const Geometry& g = geometry_;
-  return libraryStatus(
-      ulyssesA2A(input_, output_, g.batch, g.seq, g.heads, g.headDim, g.dtype, g.direction, comm_, nullptr),
-      "ulyssesA2A");
+  return comm_.status(comm_.library().A2A(input_, output_, g.batch, g.seq, g.heads, g.headDim, g.dtype, g.direction,
+                                          comm_.get(), nullptr),
+                      "ulyssesA2A");
+}
+
+Result<int> Exchange::stagedChunks() const {
+  ulyssesA2ADesc_t desc = ULYSSES_A2A_DESC_INITIALIZER;
+  desc.batch = geometry_.batch;
+  desc.seq = geometry_.seq;
+  desc.heads = geometry_.heads;
+  desc.headDim = geometry_.headDim;
+  desc.dtype = geometry_.dtype;
+  desc.direction = geometry_.direction;
+  return comm_.stagedChunks(desc);
 }
 
 void Exchange::touchBuffers() {

@@ -10,7 +10,7 @@ namespace ulysses::perf {
 
 class Exchange final : public Collective {
  public:
-  Exchange(const Geometry& geometry, int nranks, int rank, ulyssesComm_t comm, std::byte* in, std::byte* out)
+  Exchange(const Geometry& geometry, int nranks, int rank, const Communicator& comm, std::byte* in, std::byte* out)
       : geometry_(geometry),
         in_(inputBlock(geometry, nranks, rank)),
         out_(outputBlock(geometry, nranks, rank)),
@@ -19,6 +19,7 @@ class Exchange final : public Collective {
         input_(in),
         output_(out) {}
 
+  const Communicator& comm() const override { return comm_; }
   // Rank 0's operand: with balanced splits no rank's is larger.
   size_t bytes() const override { return bytes_; }
   size_t count() const override { return bytes_ / in_.elementBytes; }
@@ -28,6 +29,7 @@ class Exchange final : public Collective {
 
   void fill(uint64_t salt, bool inPlace) override;
   Status run(bool inPlace) override;
+  Result<int> stagedChunks() const override;
   size_t countWrong(uint64_t salt, bool inPlace) const override;
   std::byte* output(bool) override { return output_; }
   size_t outputBytes() const override { return out_.bytes(); }
@@ -37,7 +39,7 @@ class Exchange final : public Collective {
   const Geometry geometry_;
   const Block in_, out_;
   const size_t bytes_;
-  const ulyssesComm_t comm_;
+  const Communicator& comm_;
   std::byte* const input_;
   std::byte* const output_;
 };

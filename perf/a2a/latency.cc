@@ -21,14 +21,14 @@ struct Small {
   Buffer in, plain, window;
   std::unique_ptr<Exchange> toPlain, toWindow;
 
-  Status open(Run& run, const Geometry& geometry) {
+  Status open(Run& run, const Communicator& comm, const Geometry& geometry) {
     const int n = run.rank.count(), id = run.rank.id();
     const size_t inBytes = inputBlock(geometry, n, id).bytes(), outBytes = outputBlock(geometry, n, id).bytes();
     ULYSSES_TRY(run.rank.agree(Buffer::allocate(in, inBytes)));
     ULYSSES_TRY(run.rank.agree(Buffer::allocate(plain, std::max(inBytes, outBytes))));
-    ULYSSES_TRY(run.rank.agree(Buffer::allocateWindow(window, outputBlock(geometry, n, 0).bytes(), run.comm.get())));
-    toPlain = std::make_unique<Exchange>(geometry, n, id, run.comm.get(), in.data(), plain.data());
-    toWindow = std::make_unique<Exchange>(geometry, n, id, run.comm.get(), in.data(), window.data());
+    ULYSSES_TRY(run.rank.agree(Buffer::allocateWindow(window, outputBlock(geometry, n, 0).bytes(), comm)));
+    toPlain = std::make_unique<Exchange>(geometry, n, id, comm, in.data(), plain.data());
+    toWindow = std::make_unique<Exchange>(geometry, n, id, comm, in.data(), window.data());
     for (Exchange* exchange : {toPlain.get(), toWindow.get()}) {
       ULYSSES_ASSIGN(const size_t wrong, checkOnce(run.rank, *exchange, false));
       if (wrong > 0) return {ulyssesInternalError, fmt::format("small exchange: {} wrong elements", wrong)};
@@ -49,8 +49,9 @@ std::function<Status()> repeat(int calls, Fn call) {
 
 Status runLatency(Run& run, const Geometry& geometry, int rounds, int calls) {
   Rank& rank = run.rank;
-  Small small;
-  ULYSSES_TRY(small.open(run, geometry));
+  Small small, lib;
+  ULYSSES_TRY(small.open(run, run.comm, geometry));
+  if (run.lib) ULYSSES_TRY(lib.open(run, *run.lib, geometry));
   const size_t perPeer = small.toPlain->bytes() / static_cast<size_t>(rank.count());
   Exchange* window = small.toWindow.get();
   Exchange* plain = small.toPlain.get();
@@ -58,6 +59,12 @@ Status runLatency(Run& run, const Geometry& geometry, int rounds, int calls) {
   std::vector<std::string> names{"ulyssesA2A, window", "ulyssesA2A, plain"};
   std::vector<Contender> contenders{{repeat(calls, [window] { return window->run(false); }), {}},
                                     {repeat(calls, [plain] { return plain->run(false); }), {}}};
+  if (run.lib) {
+    names.insert(names.end(), {"window, --lib", "plain, --lib"});
+    for (Exchange* exchange : {lib.toWindow.get(), lib.toPlain.get()}) {
+      contenders.push_back({repeat(calls, [exchange] { return exchange->run(false); }), {}});
+    }
+  }
   if (rank.isMpiProcess()) {
     names.push_back("MPI_Alltoall");
     const std::byte* from = small.in.data();
@@ -82,6 +89,11 @@ Status runLatency(Run& run, const Geometry& geometry, int rounds, int calls) {
       text += fmt::format("  {:.2f} x MPI_Alltoall's time (median of per-round ratios)", ratio);
       ways[names[i]]["against_mpi"] = ratio;
     }
+    if (run.lib && i < 2) {
+      const double ratio = medianRatio(timesUs[i + 2], timesUs[i]);
+      text += fmt::format("  {:.2f} x as fast as --lib", ratio);
+      ways[names[i]]["against_lib"] = ratio;
+    }
     run.report->line(text);
   }
   run.report->attach(
@@ -93,7 +105,7 @@ Status runLatency(Run& run, const Geometry& geometry, int rounds, int calls) {
 Status runAgreement(Run& run, const Geometry& geometry, int calls) {
   Rank& rank = run.rank;
   Small small;
-  ULYSSES_TRY(small.open(run, geometry));
+  ULYSSES_TRY(small.open(run, run.comm, geometry));
   const size_t n = static_cast<size_t>(calls);
   std::vector<int64_t> entries(n), exits(n);
   Status status;

@@ -18,6 +18,8 @@ void addCount(CLI::App& app, const std::string& name, std::optional<size_t>& tar
 
 void A2AOptions::addTo(CLI::App& app) {
   common.addTo(app);
+  common.addTableTo(app);
+  common.addBuffersTo(app);
   std::string names;
   for (const auto& row : namedGeometries()) names += (names.empty() ? "" : ", ") + row.name;
   app.add_option("--shape", shape, "a model's geometry: " + names)->check([names](const std::string& name) {
@@ -30,9 +32,6 @@ void A2AOptions::addTo(CLI::App& app) {
   app.add_option("--direction", direction, "scatter, gather or both")
       ->check(CLI::IsMember({"scatter", "gather", "both"}))
       ->capture_default_str();
-  app.add_option("--out", out, "outputs in a window (peers write them directly) or plain (staged)")
-      ->check(CLI::IsMember({"window", "plain"}))
-      ->capture_default_str();
   app.add_flag("--baseline", baseline, "then compare with a plain copy and, under mpirun, with MPI, in turns");
   app.add_flag("--latency", latency, "time small exchanges (-b, default 1K per rank) against MPI_Alltoall instead");
   app.add_flag("--agreement", agreement, "time from the last rank's entry to the last rank's exit instead");
@@ -41,9 +40,12 @@ void A2AOptions::addTo(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--calls", calls, "calls per round of --latency (default 1000), or of --agreement (10000)")
       ->check(CLI::Range(1, 10000000));
+  // They fix their own exchange and have outputs of both kinds.
+  const std::vector<std::string> fixed{"-e", "-i", "-f", "--shape", "--seq", "--out", "-R", "-u"};
+  for (const char* mode : {"--latency", "--agreement"}) CommonOptions::excludeTable(app, mode, fixed);
 }
 
-Status A2AOptions::validate() const {
+Status A2AOptions::validate() {
   ULYSSES_TRY(common.validate());
   if (baseline + latency + agreement > 1) {
     return {ulyssesInvalidArgument, "--baseline, --latency and --agreement are different runs; choose one"};
@@ -134,7 +136,7 @@ std::string A2AOptions::describe() const {
   std::string text = shape.empty() ? "exchange:" : fmt::format("exchange {}:", shape);
   text += fmt::format(" batch {} seq {} heads {} headDim {}", g.batch,
                       sequenceFixed() ? std::to_string(g.seq) : "scaled", g.heads, g.headDim);
-  return text + fmt::format(" direction {} out {}", direction, out);
+  return text + fmt::format(" direction {} out {}", direction, common.out);
 }
 
 }  // namespace ulysses::perf

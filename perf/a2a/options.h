@@ -15,13 +15,12 @@ struct A2AOptions {
   std::string shape;
   std::optional<size_t> batch, seq, heads, headDim;
   std::string direction = "scatter";
-  std::string out = "window";
   bool baseline = false, latency = false, agreement = false;
   int rounds = 30;
   int calls = 0;  // 0 = the mode's default
 
   void addTo(CLI::App& app);
-  Status validate() const;
+  Status validate();
 
   // One per datatype, size and direction. The sequence follows from -b and -e where those are given, so it needs the
   // number of ranks.

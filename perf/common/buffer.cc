@@ -11,8 +11,6 @@
 #include <emmintrin.h>
 #endif
 
-#include "common/library.h"
-
 namespace ulysses::perf {
 
 Status Buffer::allocate(Buffer& buffer, size_t bytes) {
@@ -26,20 +24,20 @@ Status Buffer::allocate(Buffer& buffer, size_t bytes) {
   return {};
 }
 
-Status Buffer::allocateWindow(Buffer& buffer, size_t bytes, ulyssesComm_t comm) {
+Status Buffer::allocateWindow(Buffer& buffer, size_t bytes, const Communicator& comm) {
   if (bytes == 0) return {};
   void* data = nullptr;
-  ULYSSES_TRY(libraryStatus(ulyssesMemAlloc(&data, bytes, comm), "ulyssesMemAlloc"));
+  ULYSSES_TRY(comm.status(comm.library().MemAlloc(&data, bytes, comm.get()), "ulyssesMemAlloc"));
   buffer.data_ = static_cast<std::byte*>(data);
   buffer.bytes_ = bytes;
-  buffer.comm_ = comm;
+  buffer.comm_ = &comm;
   return {};
 }
 
 void Buffer::release() {
   if (!data_) return;
   if (comm_) {
-    ulyssesMemFree(data_, comm_);
+    comm_->library().MemFree(data_, comm_->get());
   } else {
     munmap(data_, bytes_);
   }

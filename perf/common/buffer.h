@@ -1,12 +1,11 @@
 // Memory of an operand: plain, or in a window that the peers write directly.
 #pragma once
 
-#include <ulysses/ulysses.h>
-
 #include <cstddef>
 #include <utility>
 
 #include "base/status.h"
+#include "common/library.h"
 
 namespace ulysses::perf {
 
@@ -25,7 +24,7 @@ class Buffer {
   // Zero bytes give no memory.
   static Status allocate(Buffer& buffer, size_t bytes);
   // Collective, of the same size on all ranks.
-  static Status allocateWindow(Buffer& buffer, size_t bytes, ulyssesComm_t comm);
+  static Status allocateWindow(Buffer& buffer, size_t bytes, const Communicator& comm);
 
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
@@ -35,7 +34,7 @@ class Buffer {
 
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
-  ulyssesComm_t comm_ = nullptr;  // set for a window
+  const Communicator* comm_ = nullptr;  // set for a window
 };
 
 // Writes one byte of every page back, so that no page fault is left for what is measured next.

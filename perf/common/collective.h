@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "common/library.h"
 
 namespace ulysses::perf {
 
@@ -15,6 +16,7 @@ class Collective {
  public:
   virtual ~Collective() = default;
 
+  virtual const Communicator& comm() const = 0;
   virtual size_t bytes() const = 0;  // the size column
   virtual size_t count() const = 0;  // the count column
   virtual ulyssesDataType_t dtype() const = 0;
@@ -25,6 +27,8 @@ class Collective {
 
   virtual void fill(uint64_t salt, bool inPlace) = 0;  // fresh input, poisoned output
   virtual Status run(bool inPlace) = 0;
+  // Pieces that the last run moved in, where it was staged. Collective.
+  virtual Result<int> stagedChunks() const { return 0; }
   virtual size_t countWrong(uint64_t salt, bool inPlace) const = 0;
   virtual std::byte* output(bool inPlace) = 0;
   virtual size_t outputBytes() const = 0;

@@ -47,6 +47,7 @@ void print(Report& report, int nranks, const std::vector<Way>& ways, const std::
 }  // namespace
 
 Status compareInTurns(Run& run, const std::vector<Way>& ways, int rounds) {
+  run.at(fmt::format("{} ways in turns, {} bytes, {} rounds", ways.size(), ways[0].collective->bytes(), rounds));
   std::vector<Contender> contenders;
   for (const Way& way : ways) {
     ULYSSES_ASSIGN(const size_t wrong, checkOnce(run.rank, *way.collective, false));

@@ -23,6 +23,7 @@ class OtherWay final : public Collective {
   OtherWay(Collective& data, std::function<Status()> call, const Buffer* scratch = nullptr, bool checked = true)
       : data_(data), call_(std::move(call)), scratch_(scratch), checked_(checked) {}
 
+  const Communicator& comm() const override { return data_.comm(); }
   size_t bytes() const override { return data_.bytes(); }
   size_t count() const override { return data_.count(); }
   ulyssesDataType_t dtype() const override { return data_.dtype(); }

@@ -1,8 +1,11 @@
 #include "common/machine.h"
 
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <fstream>
 
 namespace ulysses::perf {
@@ -25,6 +28,25 @@ Machine thisMachine() {
   machine.cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
   machine.memoryBytes = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
   return machine;
+}
+
+size_t availableMemory() {
+  size_t bytes = static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string key, line; meminfo >> key && std::getline(meminfo, line);) {
+    if (key == "MemAvailable:") bytes = std::strtoull(line.c_str(), nullptr, 10) << 10;
+  }
+  size_t most = 0, now = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> most && std::ifstream("/sys/fs/cgroup/memory.current") >> now) {
+    bytes = std::min(bytes, most - std::min(most, now));
+  }
+  return bytes;
+}
+
+size_t peakMemory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<size_t>(usage.ru_maxrss) << 10;
 }
 
 std::string bootId() {

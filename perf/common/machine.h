@@ -14,6 +14,10 @@ struct Machine {
 
 Machine thisMachine();
 
+// What this machine, or the control group this process is in, still has; and the most this process has had.
+size_t availableMemory();
+size_t peakMemory();
+
 // A kernel's boot id: the same on all ranks of one host.
 std::string bootId();
 

@@ -4,12 +4,17 @@
 #include <cstdlib>
 #include <numeric>
 #include <random>
+#include <string_view>
 
 #include "common/clock.h"
-#include "common/library.h"
+#include "common/rounds.h"
+#include "common/statistics.h"
 
 namespace ulysses::perf {
 namespace {
+
+constexpr int kTurns = 10;  // of two builds: enough for a median
+constexpr int kAlone = 5;   // calls of the host-to-completion time
 
 // New in every run and for every check, the same on all ranks.
 uint64_t freshSalt(Rank& rank) {
@@ -17,12 +22,14 @@ uint64_t freshSalt(Rank& rank) {
   return rank.allgather((uint64_t{device()} << 32) | device())[0];
 }
 
+// One timed call: an operation, or a group of several.
 Status call(Collective& collective, int aggIters, bool inPlace) {
   if (aggIters == 1) return collective.run(inPlace);
-  ulyssesGroupStart();
+  const Communicator& comm = collective.comm();
+  comm.library().GroupStart();
   Status status;
   for (int i = 0; i < aggIters && status.ok(); ++i) status = collective.run(inPlace);
-  const Status ended = libraryStatus(ulyssesGroupEnd(), "ulyssesGroupEnd");
+  const Status ended = comm.status(comm.library().GroupEnd(), "ulyssesGroupEnd");
   return status.ok() ? ended : status;
 }
 
@@ -50,6 +57,81 @@ double overRanks(const std::vector<double>& times, int average) {
   }
 }
 
+// Element by element, the largest of all ranks'.
+std::vector<double> slowest(Rank& rank, const std::vector<double>& mine) {
+  const auto all = rank.allgather(mine.data(), mine.size());
+  std::vector<double> most = mine;
+  for (size_t i = 0; i < all.size(); ++i) most[i % mine.size()] = std::max(most[i % mine.size()], all[i]);
+  return most;
+}
+
+// Times of the calls, out of the stamps at the start of every turn and after every call.
+std::vector<double> iterations(Rank& rank, const std::vector<int64_t>& stamps, size_t turns,
+                               const CommonOptions& options) {
+  const size_t iters = static_cast<size_t>(options.iters);
+  std::vector<double> times;
+  size_t at = 0;
+  for (size_t turn = 0; turn < turns; ++turn, ++at) {
+    for (size_t k = iters / turns + (turn < iters % turns); k > 0; --k, ++at) {
+      times.push_back(static_cast<double>(stamps[at + 1] - stamps[at]) / 1e3 / options.aggIters);
+    }
+  }
+  return slowest(rank, times);
+}
+
+// The builds' iterations in turns of a few; without a second build there is one turn, as nccl-tests has it.
+Status timeInTurns(Rank& rank, const CommonOptions& options, const std::vector<Collective*>& builds, bool inPlace,
+                   std::vector<Measurement>& results) {
+  const size_t n = builds.size(), turns = static_cast<size_t>(n == 1 ? 1 : std::min(options.iters, kTurns));
+  if (options.iters == 0) return {};
+  std::vector<std::vector<double>> turnUs(n);  // per operation, by turn
+  std::vector<std::vector<int64_t>> stamps(n);
+  std::vector<double> totalUs(n, 0);
+  Status status;
+  for (size_t turn = 0; turn < turns; ++turn) {
+    const size_t iters = static_cast<size_t>(options.iters);
+    const size_t calls = iters / turns + (turn < iters % turns);
+    for (size_t i = 0; i < n; ++i) {
+      const size_t b = (i + turn) % n;
+      rank.barrier();
+      const int64_t start = nowNs();
+      if (options.perIteration) stamps[b].push_back(start);
+      for (size_t k = 0; k < calls; ++k) {
+        if (status.ok()) status = call(*builds[b], options.aggIters, inPlace);
+        // Also after a failure, so that no rank waits here alone.
+        if (options.blocking == 1) rank.barrier();
+        if (options.perIteration) stamps[b].push_back(nowNs());
+      }
+      const double us = static_cast<double>(nowNs() - start) / 1e3 / options.aggIters;
+      totalUs[b] += us;
+      turnUs[b].push_back(us / static_cast<double>(calls));
+    }
+  }
+  ULYSSES_TRY(rank.agree(status));
+
+  for (size_t b = 0; b < n; ++b) {
+    results[b].timeUs = overRanks(rank.allgather(totalUs[b] / options.iters), options.average);
+    if (options.perIteration) results[b].iterationsUs = iterations(rank, stamps[b], turns, options);
+    turnUs[b] = slowest(rank, turnUs[b]);
+    results[b].ratio = medianRatio(turnUs[b], turnUs[0]);
+  }
+  return {};
+}
+
+// From the host's call to completion on all ranks, one call at a time.
+Status timeAlone(Rank& rank, const CommonOptions& options, const std::vector<Collective*>& builds, bool inPlace,
+                 std::vector<Measurement>& results) {
+  const int rounds = std::min(options.iters, kAlone);
+  if (rounds == 0) return {};
+  std::vector<Contender> contenders;
+  for (Collective* collective : builds) {
+    contenders.push_back({[collective, inPlace] { return collective->run(inPlace); }, {}});
+  }
+  ULYSSES_ASSIGN(const auto timesUs, takeTurns(rank, contenders, rounds, /*warmupRounds=*/0));
+  for (size_t b = 0; b < builds.size(); ++b) results[b].completionUs = median(timesUs[b]);
+  return {};
+}
+
 }  // namespace
 
 Result<size_t> checkOnce(Rank& rank, Collective& collective, bool inPlace) {
@@ -62,29 +144,40 @@ Result<size_t> checkOnce(Rank& rank, Collective& collective, bool inPlace) {
   return std::accumulate(wrong.begin(), wrong.end(), size_t{0});
 }
 
-Result<Measurement> measure(Rank& rank, const CommonOptions& options, Collective& collective, bool inPlace) {
-  Measurement result;
-  collective.fill(freshSalt(rank), inPlace);
-  rank.barrier();
+Result<std::vector<Measurement>> measure(Rank& rank, const CommonOptions& options,
+                                         const std::vector<Collective*>& builds, bool inPlace,
+                                         const std::function<void(const char*)>& at) {
+  std::vector<Measurement> results(builds.size());
+  at("warming up");
   Status status;
-  for (int i = 0; i < options.warmupIters && status.ok(); ++i) status = call(collective, options.aggIters, inPlace);
-  ULYSSES_TRY(rank.agree(status));
-
-  rank.barrier();
-  const int64_t start = nowNs();
-  for (int i = 0; i < options.iters && status.ok(); ++i) status = call(collective, options.aggIters, inPlace);
-  const int64_t end = nowNs();
-  ULYSSES_TRY(rank.agree(status));
-  if (options.iters > 0) {
-    const double mine = static_cast<double>(end - start) / 1e3 / options.iters / options.aggIters;
-    result.timeUs = overRanks(rank.allgather(mine), options.average);
+  for (Collective* collective : builds) {
+    collective->fill(freshSalt(rank), inPlace);
+    rank.barrier();
+    // One call more than asked for: what a first call sets up is never timed.
+    for (int i = 0; i <= options.warmupIters && status.ok(); ++i) status = call(*collective, options.aggIters, inPlace);
+    ULYSSES_TRY(rank.agree(status));
   }
 
-  for (int i = 0; i < options.checkIters; ++i) {
-    ULYSSES_ASSIGN(const size_t wrong, checkOnce(rank, collective, inPlace));
-    result.wrong = result.wrong.value_or(0) + wrong;
+  at("timing");
+  ULYSSES_TRY(timeInTurns(rank, options, builds, inPlace, results));
+  ULYSSES_TRY(timeAlone(rank, options, builds, inPlace, results));
+
+  for (size_t b = 0; b < builds.size(); ++b) {
+    at("checking");
+    Measurement& result = results[b];
+    for (int i = 0; i < options.checkIters && result.wrong.value_or(0) == 0; ++i) {
+      ULYSSES_ASSIGN(result.wrong, checkOnce(rank, *builds[b], inPlace));
+    }
+    result.info = builds[b]->comm().info();
+    // Ranks whose outputs are direct and staged differ in their paths; all ask, or none.
+    const auto staged = rank.allgather(int{std::string_view(result.info.lastPath) == "staged"});
+    if (std::find(staged.begin(), staged.end(), 1) != staged.end()) {
+      auto chunks = builds[b]->stagedChunks();
+      ULYSSES_TRY(rank.agree(chunks.status()));
+      result.chunks = chunks.take();
+    }
   }
-  return result;
+  return results;
 }
 
 }  // namespace ulysses::perf

@@ -7,6 +7,8 @@
 #include <array>
 #include <charconv>
 #include <cstdio>
+#include <cstdlib>
+#include <limits>
 #include <utility>
 
 #include "base/checked.h"
@@ -100,26 +102,138 @@ void CommonOptions::addTo(CLI::App& app) {
   addSize(app, "-i,--stepbytes", "increment between sizes (default 1M)", [this](size_t n) { stepBytes = n; });
   app.add_option("-f,--stepfactor", stepFactor, "factor between sizes (1 = use the increment)")
       ->check(CLI::Range(size_t{1}, size_t{1} << 30));
-  app.add_option("-n,--iters", iters, "timed calls")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_option("-w,--warmup_iters", warmupIters, "calls before the timed ones")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("-m,--agg_iters", aggIters, "operations in one group per call")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("-c,--check", checkIters, "checked calls with fresh data (0 = no check)")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("-a,--average", average, "time over ranks: 0 = rank 0, 1 = mean, 2 = min, 3 = max")
-      ->check(CLI::Range(0, 3))
-      ->capture_default_str();
   app.add_option("-d,--datatype", datatype, "element type, or all")->check([](const std::string& name) {
     return name == "all" || parseDatatype(name) ? std::string() : "unknown datatype '" + name + "'";
   });
   app.add_option("-T,--timeout", timeoutSeconds, "seconds a call may wait for its peers (0 = the library's default)")
       ->check(CLI::Range(0, 2000000));
   app.add_option("-J,--output_file", jsonPath, "write the results as JSON; - is stdout (the table goes to stderr)");
+  app.add_option("--lib", libraryPath,
+                 "another build of the library (a libulysses.so), measured in turns with this one");
   app.add_option("--expect-ranks", expectRanks, "fail unless there are this many ranks")->check(CLI::PositiveNumber);
+  app.add_option("--progress", progressSeconds, "seconds between lines on stderr that say what a run is at (0 = none)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+}
+
+void CommonOptions::addTableTo(CLI::App& app) {
+  const auto number = [&app](const char* names, auto& target, const char* text, int least, int most) {
+    return app.add_option(names, target, text)->check(CLI::Range(least, most));
+  };
+  constexpr int kMost = std::numeric_limits<int>::max();
+  number("-n,--iters", iters, "timed calls", 0, kMost)->capture_default_str();
+  number("-w,--warmup_iters", warmupIters, "calls before the timed ones", 0, kMost - 1)->capture_default_str();
+  number("-m,--agg_iters", aggIters, "operations in one group per call", 1, kMost)->capture_default_str();
+  number("-N,--run_cycles", cycles, "times the table is measured and printed (0 = for ever)", 0, kMost)
+      ->capture_default_str();
+  number("-c,--check", checkIters, "checked calls with fresh data (0 = no check)", 0, kMost)->capture_default_str();
+  number("-a,--average", average, "time over ranks: 0 = rank 0, 1 = mean, 2 = min, 3 = max", 0, 3)
+      ->capture_default_str();
+  number("-z,--blocking", blocking, "1 = barrier after every call (calls on host memory always wait)", 0, 2)
+      ->capture_default_str();
+  number("-C,--report_cputime", cpuTime, "1 = until the calls return (on host memory they are complete then)", 0, 1);
+  number("-I,--per_iter_timing", perIteration, "1 = columns of the single calls, slowest rank", 0, 1);
+  number("-S,--report_timestamps", timestamps, "1 = time of day in every row", 0, 1);
+  number("-M,--memory", memoryReport, "1 = report of the memory used", 0, 1);
+  app.add_option("--csv", csvPath, "write the results as CSV; - is stdout (the table goes to stderr)");
+
+  // NCCL's own, accepted so that command lines of nccl-tests work.
+  constexpr const char* kGroup = "nccl-tests' options without effect here: noted, or refused where they ask for more";
+  number("-p,--parallel_init", parallelInit, "ranks always initialise in parallel", 0, 1)->group(kGroup);
+  number("-y,--stream_null", streamNull, "host memory has no streams", 0, 1)->group(kGroup);
+  app.add_option("-o,--op", operation, "nothing is reduced")
+      ->check(CLI::IsMember({"sum", "prod", "min", "max", "avg", "mulsum", "all"}))
+      ->group(kGroup);
+  app.add_option("-r,--root", root, "no rank is special")
+      ->check([](const std::string& text) {
+        int rank = 0;
+        const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+        const bool isNumber = error == std::errc() && rest == text.data() + text.size();
+        return text == "all" || isNumber ? std::string() : "not a rank: '" + text + "'";
+      })
+      ->group(kGroup);
+  number("-G,--cudagraph", graphLaunches, "host memory has no CUDA graphs", 0, kMost)->group(kGroup);
+  number("-D,--device_implementation", deviceImplementation, "NCCL's device API", 0, kMost)->group(kGroup);
+  number("-V,--device_cta_count", ctaCount, "NCCL's device API", 1, 128)->group(kGroup);
+  number("-x,--cta_policy", ctaPolicy, "NCCL's CTA policy", 0, 2)->group(kGroup);
+}
+
+void CommonOptions::addBuffersTo(CLI::App& app) {
+  app.add_option_function<std::string>(
+         "--out",
+         [this](const std::string& value) {
+           out = value;
+           outGiven = true;
+         },
+         "outputs in a window (peers write them directly) or plain (staged) (default window)")
+      ->check(CLI::IsMember({"window", "plain"}));
+  app.add_option("-R,--local_register", localRegister, "nccl-tests' name for it: 0 = plain, 1 and 2 = window")
+      ->check(CLI::Range(0, 2));
+  app.add_option("-u,--unalign", unalign, "index of the first element in the buffers: misaligns them")
+      ->check(CLI::Range(size_t{0}, size_t{1} << 20))
+      ->capture_default_str();
+}
+
+void CommonOptions::excludeTable(CLI::App& app, const std::string& mode, const std::vector<std::string>& names) {
+  std::vector<std::string> all{"-n", "-w", "-m", "-N", "-c", "-a", "-z", "-C", "-I", "-S", "-M", "--csv"};
+  all.insert(all.end(), names.begin(), names.end());
+  for (const std::string& name : all) app.get_option(mode)->excludes(app.get_option(name));
+}
+
+Status CommonOptions::validate() {
+  const auto bad = [](std::string text) { return Status(ulyssesInvalidArgument, std::move(text)); };
+  if (gpus != 1)
+    return bad(fmt::format("-g {}: on host memory every thread is one rank; use -t {} instead", gpus, gpus));
+  if (graphLaunches > 0) return bad(fmt::format("-G {}: host memory has no CUDA graphs", graphLaunches));
+  if (deviceImplementation > 0 || ctaCount) return bad("-D and -V: NCCL's device API has no counterpart here");
+  if (ctaPolicy) return bad(fmt::format("-x {}: NCCL's CTA policies have no counterpart here", *ctaPolicy));
+  for (const char* name : {"NCCL_TESTS_SPLIT", "NCCL_TESTS_SPLIT_MASK"}) {
+    if (std::getenv(name)) return bad(std::string(name) + " is set: all ranks are one group here; unset it");
+  }
+  if (localRegister) {
+    const std::string chosen = *localRegister == 0 ? "plain" : "window";
+    if (outGiven && out != chosen)
+      return bad(fmt::format("-R {} and --out {} contradict each other", *localRegister, out));
+    out = chosen;
+  }
+  const std::string suffix = ".csv";
+  if (jsonPath.size() > suffix.size() &&
+      jsonPath.compare(jsonPath.size() - suffix.size(), suffix.size(), suffix) == 0) {
+    return bad(fmt::format("-J {}: -J writes JSON; for CSV use --csv", jsonPath));
+  }
+  if (jsonPath == "-" && csvPath == "-") return bad("-J - and --csv -: only one of them can have stdout");
+  if (cycles == 0 && !jsonPath.empty()) return bad("-N 0 never ends, so that -J is never written; use --csv");
+
+  if (firstBytes() > lastBytes()) return bad(fmt::format("-b {} is larger than -e {}", firstBytes(), lastBytes()));
+  if (firstBytes() == lastBytes()) return {};
+  if (stepFactor > 1 && firstBytes() == 0) {
+    return bad(fmt::format("-b 0 never grows by -f {}; start at -b 1 or step with -i", stepFactor));
+  }
+  if (stepFactor > 1) return {};
+  if (stepBytes == 0) return bad("-i 0 never reaches -e; use a larger step");
+  if (const size_t count = (lastBytes() - firstBytes()) / stepBytes; count >= kMostSizes) {
+    return bad(fmt::format("-i {} makes {} sizes, more than {}; use a larger step, or a factor (-f)", stepBytes,
+                           count + 1, kMostSizes));
+  }
+  return {};
+}
+
+std::vector<std::string> CommonOptions::notes() const {
+  std::vector<std::string> lines;
+  if (blocking == 1) lines.push_back("Blocking Enabled: wait for completion and barrier after each collective ");
+  if (blocking == 2) lines.push_back("Blocking Enabled: wait for completion after each collective (no barrier) ");
+  if (perIteration) lines.push_back("Per-Iteration Report: clock of the host; i_* uses max over ranks ");
+  if (parallelInit.value_or(0) == 1) {
+    lines.push_back("Parallel Init Enabled: threads call into CommInitRank concurrently ");
+  } else if (parallelInit) {
+    lines.push_back("-p 0 changes nothing: ranks always initialise in parallel");
+  }
+  if (streamNull) lines.push_back(fmt::format("-y {} changes nothing: host memory has no streams", *streamNull));
+  if (!operation.empty()) lines.push_back(fmt::format("-o {} changes nothing: nothing is reduced", operation));
+  if (!root.empty()) lines.push_back(fmt::format("-r {} changes nothing: no rank is special", root));
+  if (std::getenv("NCCL_TESTS_DEVICE"))
+    lines.push_back("NCCL_TESTS_DEVICE changes nothing: the data is in host memory");
+  return lines;
 }
 
 size_t CommonOptions::firstBytes() const {
@@ -127,29 +241,6 @@ size_t CommonOptions::firstBytes() const {
 }
 size_t CommonOptions::lastBytes() const {
   return maxBytes ? *maxBytes : std::max(kDefaultBytes, minBytes.value_or(0));
-}
-
-Status CommonOptions::validate() const {
-  if (gpus != 1) {
-    return {ulyssesInvalidArgument,
-            fmt::format("-g {}: on host memory every thread is one rank; use -t {} instead", gpus, gpus)};
-  }
-  if (firstBytes() > lastBytes()) {
-    return {ulyssesInvalidArgument, fmt::format("-b {} is larger than -e {}", firstBytes(), lastBytes())};
-  }
-  if (firstBytes() == lastBytes()) return {};
-  if (stepFactor > 1 && firstBytes() == 0) {
-    return {ulyssesInvalidArgument,
-            fmt::format("-b 0 never grows by -f {}; start at -b 1 or step with -i", stepFactor)};
-  }
-  if (stepFactor > 1) return {};
-  if (stepBytes == 0) return {ulyssesInvalidArgument, "-i 0 never reaches -e; use a larger step"};
-  if (const size_t count = (lastBytes() - firstBytes()) / stepBytes; count >= kMostSizes) {
-    return {ulyssesInvalidArgument,
-            fmt::format("-i {} makes {} sizes, more than {}; use a larger step, or a factor (-f)", stepBytes, count + 1,
-                        kMostSizes)};
-  }
-  return {};
 }
 
 std::vector<size_t> CommonOptions::sizes() const {

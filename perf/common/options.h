@@ -1,4 +1,5 @@
-// The options that every perf binary shares, with nccl-tests' names, meanings and defaults.
+// The options that the perf binaries share, with nccl-tests' names, meanings and defaults. What has no meaning on host
+// memory is refused where it asks for something, and noted in the header where nothing is lost.
 #pragma once
 
 #include <ulysses/ulysses.h>
@@ -10,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/datatype.h"
 #include "base/status.h"
 
 namespace CLI {
@@ -25,25 +27,44 @@ struct CommonOptions {
   size_t stepBytes = size_t{1} << 20;
   size_t stepFactor = 1;  // 1 = step by stepBytes
   int iters = 20;
-  int warmupIters = 5;
+  int warmupIters = 1;
   int aggIters = 1;
+  int cycles = 1;  // 0 = for ever
   int checkIters = 1;
-  int average = 1;  // 0 = rank 0, 1 = mean, 2 = min, 3 = max over ranks
+  int average = 1;   // 0 = rank 0, 1 = mean, 2 = min, 3 = max over ranks
+  int blocking = 0;  // 1 = a barrier after every call
+  bool cpuTime = false, perIteration = false, timestamps = false, memoryReport = false;
+  size_t unalign = 0;  // elements by which the buffers start late
+  std::string out = "window";
   int timeoutSeconds = 0;
   int expectRanks = 0;
+  double progressSeconds = 10;
   std::string datatype;  // empty = the binary's default
-  std::string jsonPath;
+  std::string jsonPath, csvPath, libraryPath;
 
-  void addTo(CLI::App& app);
+  void addTo(CLI::App& app);         // ranks, sizes, files
+  void addTableTo(CLI::App& app);    // how rows are timed, checked and printed
+  void addBuffersTo(CLI::App& app);  // where the operands are
+  // A mode that prints no table refuses what shapes one, with the further `names`.
+  static void excludeTable(CLI::App& app, const std::string& mode, const std::vector<std::string>& names = {});
 
   // What no single option shows: sizes that never end, several GPUs of one thread.
-  Status validate() const;
+  Status validate();
+  // Lines for the header: options and variables that were given and change nothing here.
+  std::vector<std::string> notes() const;
 
   size_t firstBytes() const;
   size_t lastBytes() const;
   bool sizesGiven() const { return minBytes || maxBytes; }
   std::vector<size_t> sizes() const;
   std::vector<ulyssesDataType_t> datatypes() const;
+  size_t unalignBytes(ulyssesDataType_t dtype) const { return unalign * elementBytes(dtype); }
+
+ private:
+  int graphLaunches = 0, deviceImplementation = 0;
+  std::optional<int> parallelInit, streamNull, localRegister, ctaPolicy, ctaCount;
+  std::string operation, root;
+  bool outGiven = false;
 };
 
 // "64M" -> 67108864. K, M and G are powers of 1024, upper or lower case; nothing for anything else.

@@ -8,16 +8,26 @@
 
 #include "common/library.h"
 #include "common/options.h"
+#include "common/progress.h"
 #include "common/report.h"
 
 namespace ulysses::perf {
 
-// What a binary's body works with; report is null on all ranks but the first.
+// What a binary's body works with; report and progress are null on all ranks but the first.
 struct Run {
   Rank& rank;
   const CommonOptions& options;
-  Communicator& comm;
+  Communicator& comm;  // of the linked library
+  Communicator* lib;   // of --lib's, or null
   Report* report;
+  Progress* progress;
+
+  std::vector<Communicator*> comms() const {
+    return lib ? std::vector<Communicator*>{&comm, lib} : std::vector<Communicator*>{&comm};
+  }
+  void at(std::string what) const {
+    if (progress) progress->at(std::move(what));
+  }
 };
 
 // What the header says of a run.
@@ -26,12 +36,17 @@ struct Subject {
   std::function<SizeRange(int nranks)> sizes;
 };
 
-// Starts the ranks, opens communicator and report, prints the header, calls `body` on every rank, prints the outcome.
-// Returns the exit code: 0, 1 for wrong values, 2 for an error.
-int runProgram(const std::string& name, int argc, char** argv, const CommonOptions& options, const Subject& subject,
+// Starts the ranks, opens communicators and report, prints the header, calls `body` on every rank, prints the outcome.
+// Returns the exit code: 0, 1 for wrong values, 2 for an error. Sizes beyond the machine's memory are cut in `options`
+// before `subject.sizes` and `body` are called.
+int runProgram(const std::string& name, int argc, char** argv, CommonOptions& options, const Subject& subject,
                const std::function<Status(Run&)>& body);
 
-// Measures every collective (in place too, where it has that), and prints its row and the footer.
-Status runTable(Run& run, const std::vector<std::unique_ptr<Collective>>& rows);
+// Makes one row of the table for the communicator of one build. Collective.
+using RowMaker = std::function<Result<std::unique_ptr<Collective>>(size_t row)>;
+
+// Measures `rows` collectives (in place too, where they have that), in all builds, in the order of Run::comms(), and
+// prints their rows and the footer. A row lives while it is measured.
+Status runTable(Run& run, size_t rows, const std::vector<RowMaker>& builds);
 
 }  // namespace ulysses::perf

@@ -24,6 +24,7 @@ class Rank {
   int id() const;
   int count() const;
   bool first() const { return id() == 0; }
+  bool leadsProcess() const { return thread_ == 0; }
   // This rank is an MPI process of its own, so that MPI's collectives can stand in for ours.
   bool isMpiProcess() const;
   // How the ranks came to be, with what the comparisons with MPI depend on.

@@ -9,8 +9,6 @@
 namespace ulysses::perf {
 namespace {
 
-constexpr int kWarmupRounds = 3;
-
 struct Turn {
   int64_t entry = 0, exit = 0;
 };
@@ -26,12 +24,14 @@ bool onOneHost(Rank& rank) {
 
 }  // namespace
 
-Result<std::vector<std::vector<double>>> takeTurns(Rank& rank, const std::vector<Contender>& contenders, int rounds) {
+Result<std::vector<std::vector<double>>> takeTurns(Rank& rank, const std::vector<Contender>& contenders, int rounds,
+                                                   int warmupRounds) {
   const size_t n = contenders.size(), counted = static_cast<size_t>(rounds);
+  const size_t warmup = static_cast<size_t>(warmupRounds);
   const bool oneClock = onOneHost(rank);
   std::vector<Turn> turns(n * counted);
   Status status;
-  for (size_t round = 0; round < counted + kWarmupRounds; ++round) {
+  for (size_t round = 0; round < counted + warmup; ++round) {
     for (size_t i = 0; i < n; ++i) {
       const size_t which = (i + round) % n;
       const Contender& contender = contenders[which];
@@ -42,7 +42,7 @@ Result<std::vector<std::vector<double>>> takeTurns(Rank& rank, const std::vector
       if (status.ok()) status = contender.run();
       turn.exit = nowNs();
       rank.barrier();
-      if (round >= kWarmupRounds) turns[which * counted + round - kWarmupRounds] = turn;
+      if (round >= warmup) turns[which * counted + round - warmup] = turn;
     }
     // A library call that fails does so on all ranks; this is for what fails on one.
     ULYSSES_TRY(rank.agree(status));

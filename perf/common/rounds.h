@@ -15,7 +15,8 @@ struct Contender {
 
 // Times in us by contender and round. One turn lasts from the first rank's entry to the last rank's exit, which counts
 // all the work also where there are fewer cores than ranks; over several hosts, whose clocks differ, it is the slowest
-// rank's own time. The order rotates by round; three rounds before the counted ones warm up.
-Result<std::vector<std::vector<double>>> takeTurns(Rank& rank, const std::vector<Contender>& contenders, int rounds);
+// rank's own time. The order rotates by round; `warmupRounds` before the counted ones are not counted.
+Result<std::vector<std::vector<double>>> takeTurns(Rank& rank, const std::vector<Contender>& contenders, int rounds,
+                                                   int warmupRounds = 3);
 
 }  // namespace ulysses::perf

@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "common/buffer.h"
-#include "common/library.h"
 #include "common/pattern.h"
 
 namespace ulysses::perf {
@@ -23,9 +22,21 @@ void FlatCollective::fill(uint64_t salt, bool inPlace) {
 
 Status FlatCollective::run(bool inPlace) {
   if (kind_ == FlatKind::AllGather) {
-    return libraryStatus(ulyssesAllGather(input(inPlace), output_, count_, dtype_, comm_, nullptr), "ulyssesAllGather");
+    return comm_.status(comm_.library().AllGather(input(inPlace), output_, count_, dtype_, comm_.get(), nullptr),
+                        "ulyssesAllGather");
   }
-  return libraryStatus(ulyssesAlltoAll(input_, output_, count_, dtype_, comm_, nullptr), "ulyssesAlltoAll");
+  return comm_.status(comm_.library().AlltoAll(input_, output_, count_, dtype_, comm_.get(), nullptr),
+                      "ulyssesAlltoAll");
+}
+
+// As an exchange whose messages are as long: one position and one head for every rank.
+Result<int> FlatCollective::stagedChunks() const {
+  ulyssesA2ADesc_t desc = ULYSSES_A2A_DESC_INITIALIZER;
+  desc.batch = 1;
+  desc.seq = desc.heads = nranks_;
+  desc.headDim = count_;
+  desc.dtype = dtype_;
+  return comm_.stagedChunks(desc);
 }
 
 size_t FlatCollective::countWrong(uint64_t salt, bool) const {

@@ -15,7 +15,7 @@ size_t flatCount(size_t bytes, int nranks, ulyssesDataType_t dtype);
 class FlatCollective final : public Collective {
  public:
   // `out` holds the whole of the size column; `in` the same for an all-to-all, one rank's share for an all-gather.
-  FlatCollective(FlatKind kind, size_t count, ulyssesDataType_t dtype, int nranks, int rank, ulyssesComm_t comm,
+  FlatCollective(FlatKind kind, size_t count, ulyssesDataType_t dtype, int nranks, int rank, const Communicator& comm,
                  std::byte* in, std::byte* out)
       : kind_(kind),
         count_(count),
@@ -26,6 +26,7 @@ class FlatCollective final : public Collective {
         input_(in),
         output_(out) {}
 
+  const Communicator& comm() const override { return comm_; }
   size_t bytes() const override { return nranks_ * shareBytes(); }
   size_t count() const override { return count_; }
   ulyssesDataType_t dtype() const override { return dtype_; }
@@ -35,6 +36,7 @@ class FlatCollective final : public Collective {
 
   void fill(uint64_t salt, bool inPlace) override;
   Status run(bool inPlace) override;
+  Result<int> stagedChunks() const override;
   size_t countWrong(uint64_t salt, bool inPlace) const override;
   std::byte* output(bool) override { return output_; }
   size_t outputBytes() const override { return bytes(); }
@@ -49,7 +51,7 @@ class FlatCollective final : public Collective {
   const size_t count_;
   const ulyssesDataType_t dtype_;
   const size_t nranks_, rank_;
-  const ulyssesComm_t comm_;
+  const Communicator& comm_;
   std::byte* const input_;
   std::byte* const output_;
 };

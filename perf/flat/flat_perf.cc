@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "common/buffer.h"
@@ -15,7 +16,6 @@ namespace {
 
 struct FlatOptions {
   CommonOptions common;
-  std::string out = "window";
   bool baseline = false;
   int rounds = 30;
 };
@@ -23,22 +23,22 @@ struct FlatOptions {
 struct Buffers {
   Buffer in, out;
 
-  Status open(Run& run, size_t bytes, bool window) {
+  Status open(Run& run, const Communicator& comm, size_t bytes, bool window) {
     ULYSSES_TRY(run.rank.agree(Buffer::allocate(in, bytes)));
-    return run.rank.agree(window ? Buffer::allocateWindow(out, bytes, run.comm.get()) : Buffer::allocate(out, bytes));
+    return run.rank.agree(window ? Buffer::allocateWindow(out, bytes, comm) : Buffer::allocate(out, bytes));
   }
 };
 
-// At one size: into a window and into plain memory, against MPI (under mpirun) and a plain copy of what a rank
-// receives.
+// At one size: into a window and into plain memory, against another build (with --lib), MPI (under mpirun) and a plain
+// copy of what a rank receives.
 Status compare(Run& run, FlatKind kind, size_t count, ulyssesDataType_t dtype, int rounds) {
   const int n = run.rank.count(), id = run.rank.id();
   const size_t share = count * elementBytes(dtype), bytes = share * static_cast<size_t>(n);
   Buffers window, plain;
-  ULYSSES_TRY(window.open(run, bytes, true));
-  ULYSSES_TRY(plain.open(run, bytes, false));
-  FlatCollective toWindow(kind, count, dtype, n, id, run.comm.get(), window.in.data(), window.out.data());
-  FlatCollective toPlain(kind, count, dtype, n, id, run.comm.get(), plain.in.data(), plain.out.data());
+  ULYSSES_TRY(window.open(run, run.comm, bytes, true));
+  ULYSSES_TRY(plain.open(run, run.comm, bytes, false));
+  FlatCollective toWindow(kind, count, dtype, n, id, run.comm, window.in.data(), window.out.data());
+  FlatCollective toPlain(kind, count, dtype, n, id, run.comm, plain.in.data(), plain.out.data());
   OtherWay mpi(toPlain, [&] { return mpiFlat(kind, plain.in.data(), plain.out.data(), share); });
   const auto copyAll = [&] {
     streamingCopy(plain.out.data(), plain.in.data(), bytes);
@@ -47,6 +47,13 @@ Status compare(Run& run, FlatKind kind, size_t count, ulyssesDataType_t dtype, i
   OtherWay copy(toPlain, copyAll, nullptr, /*checked=*/false);
 
   std::vector<Way> ways{{"window", true, &toWindow}, {"plain output", true, &toPlain}};
+  Buffers libWindow;
+  std::optional<FlatCollective> lib;
+  if (run.lib) {
+    ULYSSES_TRY(libWindow.open(run, *run.lib, bytes, true));
+    lib.emplace(kind, count, dtype, n, id, *run.lib, libWindow.in.data(), libWindow.out.data());
+    ways.push_back({"window, --lib", false, &*lib});
+  }
   if (run.rank.isMpiProcess()) {
     ways.push_back({kind == FlatKind::AllGather ? "MPI_Allgather" : "MPI_Alltoall", false, &mpi});
   }
@@ -58,18 +65,27 @@ Status runAll(Run& run, FlatKind kind, const FlatOptions& options) {
   const int n = run.rank.count(), id = run.rank.id();
   const auto sizes = options.common.sizes();
   const auto dtypes = options.common.datatypes();
-  Buffers buffers;
-  ULYSSES_TRY(buffers.open(run, options.common.lastBytes(), options.out == "window"));
-  std::vector<std::unique_ptr<Collective>> rows;
-  for (const auto dtype : dtypes) {
-    for (const size_t bytes : sizes) {
-      rows.push_back(std::make_unique<FlatCollective>(kind, flatCount(bytes, n, dtype), dtype, n, id, run.comm.get(),
-                                                      buffers.in.data(), buffers.out.data()));
-    }
+  const auto dtypeOf = [&](size_t row) { return dtypes[row / sizes.size()]; };
+  const auto countOf = [&](size_t row) { return flatCount(sizes[row % sizes.size()], n, dtypeOf(row)); };
+  const size_t rows = dtypes.size() * sizes.size();
+
+  const auto comms = run.comms();
+  std::vector<Buffers> buffers(comms.size());
+  std::vector<RowMaker> builds;
+  for (size_t b = 0; b < comms.size(); ++b) {
+    const size_t bytes = sizes.back() + options.common.unalignBytes(ulyssesFloat64);
+    ULYSSES_TRY(buffers[b].open(run, *comms[b], bytes, options.common.out == "window"));
+    builds.push_back([&, b](size_t row) -> Result<std::unique_ptr<Collective>> {
+      const size_t late = options.common.unalignBytes(dtypeOf(row));
+      return std::unique_ptr<Collective>(std::make_unique<FlatCollective>(kind, countOf(row), dtypeOf(row), n, id,
+                                                                          *comms[b], buffers[b].in.data() + late,
+                                                                          buffers[b].out.data() + late));
+    });
   }
-  ULYSSES_TRY(runTable(run, rows));
-  if (!options.baseline) return {};
-  for (const auto& row : rows) ULYSSES_TRY(compare(run, kind, row->count(), row->dtype(), options.rounds));
+  ULYSSES_TRY(runTable(run, rows, builds));
+  for (size_t row = 0; row < rows && options.baseline; ++row) {
+    ULYSSES_TRY(compare(run, kind, countOf(row), dtypeOf(row), options.rounds));
+  }
   return {};
 }
 
@@ -79,13 +95,12 @@ int runFlatPerf(FlatKind kind, const std::string& name, int argc, char** argv) {
   CLI::App app("A flat collective, measured and checked as nccl-tests does.", name);
   FlatOptions options;
   options.common.addTo(app);
-  app.add_option("--out", options.out, "outputs in a window (peers write them directly) or plain")
-      ->check(CLI::IsMember({"window", "plain"}))
-      ->capture_default_str();
+  options.common.addTableTo(app);
+  options.common.addBuffersTo(app);
   app.add_flag("--baseline", options.baseline, "then compare with a plain copy and, under mpirun, with MPI, in turns");
   app.add_option("--rounds", options.rounds, "rounds of --baseline")->check(CLI::PositiveNumber)->capture_default_str();
   if (const auto code = parseArguments(app, argc, argv, [&] { return options.common.validate(); })) return *code;
-  const Subject subject{"out " + options.out, [&](int) -> SizeRange {
+  const Subject subject{"out " + options.common.out, [&](int) -> SizeRange {
                           return {options.common.firstBytes(), options.common.lastBytes()};
                         }};
   return runProgram(name, argc, argv, options.common, subject, [&](Run& run) { return runAll(run, kind, options); });

@@ -11,7 +11,6 @@
 #include "common/pattern.h"
 #include "common/statistics.h"
 #include "flat/mpi_flat.h"
-#include "param/params.h"
 
 namespace ulysses::perf {
 namespace {
@@ -73,8 +72,8 @@ Result<Outcome> forwards(Run& run, const Model& model, const Shards& shards, con
   config.residency = static_cast<ulyssesResidency_t>(choice.kind);
   config.budgetBytes = choice.budgetBytes;
   config.prefetchDepth = options.prefetchDepth;
-  Params params;
-  ULYSSES_TRY(run.rank.agree(params.open(run.comm.get(), config)));
+  Params params(run.comm);
+  ULYSSES_TRY(run.rank.agree(params.open(config)));
   for (size_t g = 0; g < model.groups; ++g) {
     std::vector<ulyssesParamDesc_t> descs(model.counts.size(), ULYSSES_PARAM_DESC_INITIALIZER);
     for (size_t p = 0; p < descs.size(); ++p) {
