@@ -237,8 +237,8 @@ ULYSSES_API ulyssesResult_t ulyssesCommDump(ulyssesComm_t comm, const char* path
    ranks an eager call uses a plan it has made before, or NCCL, or is refused; captured by some ranks only, it is
    refused on all. The all-to-all of DeepSpeed-Ulysses' DistributedAttention. Errors: ulyssesInvalidArgument (sizes
    beyond 64 bits, NULL, overlapping or misaligned buffers, an unknown type or direction), ulyssesInvalidUsage (capture,
-   before the stream is touched; two threads at once), ulyssesOutOfMemory, ulyssesNotSupported (not fused, and no
-   fallback), ulyssesUnhandledCudaError. */
+   before the stream is touched; two threads at once), ulyssesOutOfMemory and ulyssesSystemError (staging memory; the
+   next call tries anew), ulyssesNotSupported (not fused, and no fallback), ulyssesUnhandledCudaError. */
 ULYSSES_API ulyssesResult_t ulyssesA2A(const void* sendbuff, void* recvbuff, size_t batch, size_t seq, size_t heads,
                                        size_t headDim, ulyssesDataType_t dtype, ulyssesDirection_t direction,
                                        ulyssesComm_t comm, ulyssesStream_t stream);
@@ -269,11 +269,11 @@ typedef struct ulyssesA2ADesc {
         NULL, NULL, {0, 0, 0}, {0, 0, 0}, 0, 0, NULL, 0                                                              \
   }
 
-/* Agrees on an exchange of `n` operands, which moves in one launch with one synchronisation: Q, K and V of different
-   head counts, straight out of one strided projection. All operands share seq and its splits. Collective; allocates
-   what Execute will need. The descriptors are copied. Destroy with ulyssesPlanDestroy. Errors: ulyssesInvalidArgument
-   (splits that do not add up, strides that overlap, n < 1, sizes beyond 64 bits), ulyssesInvalidUsage (under capture),
-   ulyssesOutOfMemory, ulyssesNotSupported. */
+/* Agrees on an exchange of `n` operands, at most 64, which moves in one launch with one synchronisation: Q, K and V of
+   different head counts, straight out of one strided projection. All operands share seq and its splits. Collective;
+   allocates what Execute will need. The descriptors are copied. Destroy with ulyssesPlanDestroy. Errors:
+   ulyssesInvalidArgument (splits that do not add up, strides that overlap, n not 1 to 64, sizes beyond 64 bits),
+   ulyssesInvalidUsage (under capture), ulyssesOutOfMemory, ulyssesNotSupported. */
 ULYSSES_API ulyssesResult_t ulyssesPlanCreate(ulyssesPlan_t* plan, int n, const ulyssesA2ADesc_t descs[],
                                               ulyssesComm_t comm);
 

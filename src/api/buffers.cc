@@ -20,6 +20,9 @@ Interval interval(const void* p, size_t bytes) {
 Status checkPointer(const char* name, size_t operand, const void* p, size_t extent, size_t alignment) {
   if (extent == 0) return {};
   if (p == nullptr) return Status(ulyssesInvalidArgument, formatText("{} of operand {} is NULL", name, operand));
+  if (reinterpret_cast<uintptr_t>(p) > UINTPTR_MAX - extent)
+    return Status(ulyssesInvalidArgument, formatText("{} of operand {} ({}) has no room for {} bytes before the end of memory",
+                                                      name, operand, p, extent));
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
     return Status(ulyssesInvalidArgument, formatText("{} of operand {} ({}) is not aligned to its element of {} bytes",
                                                       name, operand, p, alignment));

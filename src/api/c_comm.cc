@@ -15,16 +15,11 @@
 namespace ulysses {
 namespace {
 
-constexpr int kDefaultInitTimeoutMs = 120000;
-
-Deadline initDeadline(const ulyssesConfig_t* config) {
-  const Parameters parameters = Parameters::fromEnvironment();
-  const int configured = config != nullptr && config->timeoutMs != 0 ? config->timeoutMs : kDefaultInitTimeoutMs;
-  return Deadline::afterMs(parameters.timeoutMs.value_or(configured));
+Deadline initDeadline(const Config& config) {
+  return Deadline::afterMs(config.initTimeoutMs(Parameters::fromEnvironment()));
 }
 
-Status checkRanks(const void* comm, int rank, int nranks) {
-  if (comm == nullptr) return Status(ulyssesInvalidArgument, "comm is NULL");
+Status checkRanks(int rank, int nranks) {
   if (nranks < 1 || nranks > ControlPage::kMaxRanks)
     return Status(ulyssesInvalidArgument, formatText("nranks is {}, not 1 to {}", nranks, ControlPage::kMaxRanks));
   if (rank < 0 || rank >= nranks)
@@ -32,50 +27,37 @@ Status checkRanks(const void* comm, int rank, int nranks) {
   return {};
 }
 
-// A configuration by value, for a call that runs later.
-struct ConfigCopy {
-  explicit ConfigCopy(const ulyssesConfig_t* config) {
-    if (config == nullptr) return;
-    given = true;
-    // A structure that says it is smaller than ours must not be read beyond its end; setUp() refuses it.
-    std::memcpy(&value, config, std::min(sizeof value, std::max(config->size, offsetof(ulyssesConfig_t, memory))));
-    if (config->commName != nullptr && config->size >= sizeof value) name = config->commName;
-  }
-  const ulyssesConfig_t* get() {
-    if (!given) return nullptr;
-    if (value.commName != nullptr) value.commName = name.c_str();
-    return &value;
-  }
-  bool given = false;
-  ulyssesConfig_t value{};
-  std::string name;
-};
+Status checkPlace(const ulyssesComm_t* comm) {
+  return comm != nullptr ? Status() : Status(ulyssesInvalidArgument, "comm is NULL");
+}
 
-// Makes a communicator and its handle, now or at the group's end. `connect` gives the rank's way to its peers.
-Status initialise(ulyssesComm_t* comm, int rank, int nranks, const ulyssesConfig_t* config, const void* key,
+// Makes a communicator and its handle, now or at the group's end. `connect` gives the rank's way to its peers: what is
+// wrong on this rank is told them there.
+Status initialise(ulyssesComm_t* comm, int rank, int nranks, const Config& config,
                   std::function<Result<Allgather>(Deadline)> connect) {
-  ULYSSES_TRY(checkRanks(comm, rank, nranks));
-  *comm = nullptr;
-  auto job = [=, copy = ConfigCopy(config), connect = std::move(connect)]() mutable -> Status {
-    ULYSSES_ASSIGN(const Allgather addresses, connect(initDeadline(copy.get())));
-    ULYSSES_ASSIGN(auto object, Communicator::create(rank, nranks, addresses, copy.get()));
+  if (comm != nullptr) *comm = nullptr;
+  auto job = [=, connect = std::move(connect)]() -> Status {
+    ULYSSES_ASSIGN(const Allgather addresses, connect(initDeadline(config)));
+    ULYSSES_ASSIGN(auto object, Communicator::create(rank, nranks, addresses, config, checkPlace(comm)));
     *comm = makeHandle<ulyssesComm>(std::move(object));
     return {};
   };
   if (!group::active()) return job();
-  group::add(key, std::move(job));
+  group::add(nullptr, std::move(job));
   return {};
 }
 
-// Nobody sees these pointers again after the call; a group runs every rank of CommInitAll at once.
-Status initAll(ulyssesComm_t* comms, int ndev, const int*, const ulyssesConfig_t* config) {
-  ULYSSES_TRY(checkRanks(comms, 0, ndev));
-  const std::vector<Allgather> ends = inProcessAllgather(ndev, initDeadline(config));
+// A group runs every rank of CommInitAll at once. A rank that fails before it meets the others gives up its end.
+Status initAll(ulyssesComm_t* comms, int ndev, const Config& config) {
+  ULYSSES_TRY(checkPlace(comms));
+  ULYSSES_TRY(checkRanks(0, ndev));
+  ULYSSES_TRY(config.status);
+  std::vector<Allgather> ends = inProcessAllgather(ndev, initDeadline(config));
   group::start();
   Status status;
   for (int r = 0; r < ndev && status.ok(); ++r)
-    status = initialise(&comms[r], r, ndev, config, nullptr,
-                        [end = ends[static_cast<size_t>(r)]](Deadline) -> Result<Allgather> { return end; });
+    status = initialise(&comms[r], r, ndev, config,
+                        [end = std::move(ends[static_cast<size_t>(r)])](Deadline) -> Result<Allgather> { return end; });
   const Status ended = group::end();
   return status.ok() ? ended : status;
 }
@@ -96,13 +78,15 @@ class ForeignFallback final : public Fallback {
   ulyssesInternalTransport transport_;
 };
 
-Status initOob(ulyssesComm_t* comm, const ulyssesOob_t* oob, const ulyssesConfig_t* config,
-               std::unique_ptr<Fallback> fallback) {
+Status initOob(ulyssesComm_t* comm, const ulyssesOob_t* oob, const Config& config, std::unique_ptr<Fallback> fallback) {
+  if (comm != nullptr) *comm = nullptr;
   if (oob == nullptr) return Status(ulyssesInvalidArgument, "oob is NULL");
-  ULYSSES_TRY(checkRanks(comm, oob->rank, oob->nranks));
-  *comm = nullptr;
-  ULYSSES_ASSIGN(auto object,
-                 Communicator::create(oob->rank, oob->nranks, callerAllgather(*oob), config, std::move(fallback)));
+  Status local = checkRanks(oob->rank, oob->nranks);
+  // Without a number of ranks there is no room for the peers' blocks, and so no way to tell them.
+  if (!local.ok() && !checkRanks(0, oob->nranks).ok()) return local;
+  if (local.ok()) local = checkPlace(comm);
+  ULYSSES_ASSIGN(auto object, Communicator::create(oob->rank, oob->nranks, callerAllgather(*oob), config,
+                                                   std::move(local), std::move(fallback)));
   *comm = makeHandle<ulyssesComm>(std::move(object));
   return {};
 }
@@ -129,12 +113,11 @@ ulyssesResult_t ulyssesCommInitRank(ulyssesComm_t* comm, int nranks, ulyssesUniq
 ulyssesResult_t ulyssesCommInitRankConfig(ulyssesComm_t* comm, int nranks, ulyssesUniqueId id, int rank,
                                           const ulyssesConfig_t* config) {
   return guarded([&] {
-    return initialise(comm, rank, nranks, config, nullptr, [id, rank, nranks](Deadline deadline) -> Result<Allgather> {
-      if (nranks == 1) return Allgather([](const void* send, void* recv, size_t bytes) {
-        std::memcpy(recv, send, bytes);
-        return Status();
-      });
-      return joinRendezvous(id, rank, nranks, deadline);
+    // A single rank meets the rendezvous as well: there may be others that were told another nranks.
+    return initialise(comm, rank, nranks, Config(config), [id, rank, nranks](Deadline deadline) -> Result<Allgather> {
+      Result<Allgather> joined = joinRendezvous(id, rank, nranks, deadline);
+      const Status local = checkRanks(rank, nranks);
+      return joined.ok() || local.ok() || joined.status().code() == ulyssesInvalidArgument ? joined : local;
     });
   });
 }
@@ -143,13 +126,13 @@ ulyssesResult_t ulyssesCommInitAll(ulyssesComm_t* comms, int ndev, const int* de
   return ulyssesCommInitAllConfig(comms, ndev, devlist, nullptr);
 }
 
-ulyssesResult_t ulyssesCommInitAllConfig(ulyssesComm_t* comms, int ndev, const int* devlist,
+ulyssesResult_t ulyssesCommInitAllConfig(ulyssesComm_t* comms, int ndev, const int*,
                                          const ulyssesConfig_t* config) {
-  return guarded([&] { return initAll(comms, ndev, devlist, config); });
+  return guarded([&] { return initAll(comms, ndev, Config(config)); });
 }
 
 ulyssesResult_t ulyssesCommInitOob(ulyssesComm_t* comm, const ulyssesOob_t* oob, const ulyssesConfig_t* config) {
-  return guarded([&] { return initOob(comm, oob, config, nullptr); });
+  return guarded([&] { return initOob(comm, oob, Config(config), nullptr); });
 }
 
 ulyssesResult_t ulyssesInternalTransport_v1(ulyssesComm_t* comm, const ulyssesOob_t* oob, const ulyssesConfig_t* config,
@@ -161,7 +144,7 @@ ulyssesResult_t ulyssesInternalTransport_v1(ulyssesComm_t* comm, const ulyssesOo
     if (transport->version != ULYSSES_VERSION_CODE)
       return Status(ulyssesInvalidUsage, formatText("libulysses_mpi is of version {}, libulysses of {}",
                                                      transport->version, ULYSSES_VERSION_CODE));
-    return initOob(comm, oob, config, std::move(fallback));
+    return initOob(comm, oob, Config(config), std::move(fallback));
   });
 }
 
@@ -178,8 +161,9 @@ ulyssesResult_t ulyssesCommSplit(ulyssesComm_t comm, int color, int key, ulysses
   return guarded([&]() -> Status {
     ULYSSES_ASSIGN(std::shared_ptr<Communicator> c, open(comm, "comm"));
     if (newcomm != nullptr) *newcomm = nullptr;
-    auto job = [=, copy = ConfigCopy(config)]() mutable -> Status {
-      ULYSSES_ASSIGN(auto object, c->split(color, key, copy.get(), newcomm != nullptr ? Status() : Status(ulyssesInvalidArgument, "newcomm is NULL")));
+    auto job = [=, wanted = config != nullptr ? Config(config) : c->config()]() -> Status {
+      Status local = newcomm != nullptr ? wanted.status : Status(ulyssesInvalidArgument, "newcomm is NULL");
+      ULYSSES_ASSIGN(auto object, c->split(color, key, wanted, std::move(local)));
       if (object) *newcomm = makeHandle<ulyssesComm>(std::move(object));
       return {};
     };

@@ -7,6 +7,7 @@
 
 #include "api/buffers.h"
 #include "api/entry.h"
+#include "base/caught.h"
 #include "base/checked.h"
 #include "base/datatype.h"
 #include "base/log.h"
@@ -38,11 +39,10 @@ Status Communicator::runEager(Operation operation, const Contract::Geometry& geo
   call.out = &out;
   call.stream = stream;
   if (local.ok()) local = entry.check();
-  if (local.ok()) {
-    Result<const Schedule*> made = schedule(operation, geometry);
-    if (made.ok()) call.schedule = made.value();
-    local = made.ok() ? checkBuffers(*call.schedule, call.in, call.out) : made.status();
-  }
+  if (local.ok()) local = caught([&]() -> Status {
+    ULYSSES_ASSIGN(call.schedule, schedule(operation, geometry));
+    return checkBuffers(*call.schedule, call.in, call.out);
+  });
   call.local = std::move(local);
   return runEntered(call);
 }
@@ -140,10 +140,6 @@ Status Communicator::moveFused(const Transfer& transfer, bool mayFail) {
 }
 
 Status Communicator::ensureStaging(const Transfer& transfer, std::string* reason) {
-  if (!stagingFailure_.empty()) {
-    *reason = stagingFailure_;
-    return {};
-  }
   size_t room = stagingLimit_, first = 0;
   for (const Contract* c : transfer.contracts) {
     room = std::min<size_t>(room, c->freeWindowBytes);
@@ -168,8 +164,9 @@ Status Communicator::ensureStaging(const Transfer& transfer, std::string* reason
   const Status status = registrar_->allocate(wanted, *channel_, transfer.deadline, &window);
   if (status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError) return status;
   if (!status.ok()) {
-    stagingFailure_ = formatText("staging memory: {}", status.message());
-    *reason = stagingFailure_;
+    const std::string text = formatText("staging memory: {}", status.message());
+    if (!fallback_) return Status(status.code(), text);
+    *reason = text;
     return {};
   }
   staging_ = window;
@@ -218,7 +215,7 @@ std::string Communicator::fallbackReason() const {
   mine.ineligible = ineligibleBits();
   const Contract* one = &mine;
   const Judgement judgement = judge(std::span(&one, 1));
-  return judgement.fused ? stagingFailure_ : judgement.reason;
+  return judgement.reason;
 }
 
 void Communicator::noteCall(bool fused, const char* path, std::string_view reason) {

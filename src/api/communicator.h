@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "api/config.h"
 #include "api/recorder.h"
 #include "base/parameters.h"
 #include "bootstrap/agreement.h"
@@ -34,9 +35,10 @@ struct Call {
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  // Collective over the ranks that share `addresses`. All ranks get the same outcome.
+  // Collective over the ranks that share `addresses`. All ranks get the same outcome. `local`: what is wrong with the
+  // call on this rank already.
   static Result<std::shared_ptr<Communicator>> create(int rank, int nranks, const Allgather& addresses,
-                                                      const ulyssesConfig_t* config,
+                                                      const Config& config, Status local = {},
                                                       std::unique_ptr<Fallback> fallback = nullptr);
   ~Communicator();
 
@@ -64,7 +66,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status memFree(void* ptr);                  // local
 
   // Collective on this communicator; null for ULYSSES_SPLIT_NOCOLOR. `local`: what is wrong with the call already.
-  Result<std::shared_ptr<Communicator>> split(int color, int key, const ulyssesConfig_t* config, Status local);
+  Result<std::shared_ptr<Communicator>> split(int color, int key, const Config& config, Status local);
+  const Config& config() const { return config_; }
 
   // Collective: a contiguous exchange or flat collective of one operand. `local`: what is wrong with it already.
   Status runEager(Operation operation, const Contract::Geometry& geometry, const void* in, void* out,
@@ -105,7 +108,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status chooseMemory(uint32_t requested, Deadline deadline);
   Status setUpDevice(size_t capBytes, Deadline deadline);
   void dumpOnce();  // on the first failure that ends the communicator, unless ULYSSES_DUMP_DIR=off
-  Status setUp(const Allgather& addresses, const ulyssesConfig_t* config);
+  Status setUp(const Allgather& addresses, Status local);
   Status shareControlPage(Deadline deadline);
   Deadline callDeadline() const { return Deadline::roughlyAfterMs(timeoutMs_); }
 
@@ -117,7 +120,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status agree(const Call& call, Contract& mine, Judgement* judgement, Deadline deadline, bool small = false);
   Status move(const Call& call, const Judgement& judgement, bool small, Deadline deadline);
   Status moveFused(const Transfer& transfer, bool mayFail);  // mayFail: the same on all ranks
-  // Sees to a staging window that this transfer can use; pure in the contracts. Sets `reason` where there is none.
+  // Sees to a staging window that this transfer can use; pure in the contracts. Sets `reason` where there is none. Memory
+  // that could not be had is a failure of this transfer alone, the same on all ranks: the next one tries again.
   Status ensureStaging(const Transfer& transfer, std::string* reason);
   Status moveByFallback(const Transfer& transfer, const std::string& reason);
   uint32_t ineligibleBits() const;
@@ -125,11 +129,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   const int rank_, nranks_;
   Parameters parameters_;
+  Config config_;
   int timeoutMs_ = 0;
   size_t stagingLimit_ = 0;  // the smallest of all ranks
   uint32_t maxCtas_ = 0;     // likewise; 0: no limit
   uint64_t firstRound_ = 1;
-  std::string name_;
 
   std::unique_ptr<ControlChannel> channel_;
   std::unique_ptr<Agreement> agreement_;
@@ -150,7 +154,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<const Contract*> contracts_;  // of the last round
   uint32_t staging_ = 0;                    // window number
   size_t stagingBytes_ = 0;
-  std::string stagingFailure_;  // agreed: staging memory could not be had
   uint64_t nextPlan_ = 1, nextParam_ = 0;
   uint64_t hits_ = 0, hitsHash_ = 0;  // since the last round
 

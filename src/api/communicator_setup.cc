@@ -14,7 +14,6 @@ namespace ulysses {
 namespace {
 
 constexpr size_t kDefaultWindowCap = size_t{1} << 30;
-constexpr int kDefaultTimeoutMs = 600000, kDefaultInitTimeoutMs = 120000;
 
 // What each rank brings to init; decided upon by all alike.
 struct InitFacts {
@@ -24,23 +23,6 @@ struct InitFacts {
   uint32_t maxCtas = 0;  // 0: no limit
   uint32_t hasFallback = 0;
 };
-
-Status checkConfig(const ulyssesConfig_t* config) {
-  if (config == nullptr) return {};
-  if (config->magic != ULYSSES_MAGIC || config->size < sizeof(ulyssesConfig_t))
-    return Status(ulyssesInvalidArgument,
-                  "the configuration was not set up with ULYSSES_CONFIG_INITIALIZER of this library's version or an older one");
-  if (config->memory < ulyssesMemoryAuto || config->memory > ulyssesMemoryCuda)
-    return Status(ulyssesInvalidArgument, formatText("memory is {}, not a ulyssesMemory_t", static_cast<int>(config->memory)));
-  if (config->maxCtas < 0) return Status(ulyssesInvalidArgument, formatText("maxCtas is {}", config->maxCtas));
-  if (config->timeoutMs < -1) return Status(ulyssesInvalidArgument, formatText("timeoutMs is {}", config->timeoutMs));
-  return {};
-}
-
-int pickTimeout(const Parameters& parameters, const ulyssesConfig_t* config, int fallback) {
-  if (parameters.timeoutMs) return *parameters.timeoutMs;
-  return config != nullptr && config->timeoutMs != 0 ? config->timeoutMs : fallback;
-}
 
 // What a rank asks for that this build does not have is an error on all.
 Status checkMemory([[maybe_unused]] uint32_t memory) {
@@ -69,37 +51,36 @@ bool readBlob(const Bytes& blob, T* value) {
 }  // namespace
 
 Result<std::shared_ptr<Communicator>> Communicator::create(int rank, int nranks, const Allgather& addresses,
-                                                           const ulyssesConfig_t* config,
+                                                           const Config& config, Status local,
                                                            std::unique_ptr<Fallback> fallback) {
   std::shared_ptr<Communicator> comm(new Communicator(rank, nranks));
   comm->fallback_ = std::move(fallback);
-  ULYSSES_TRY(comm->setUp(addresses, config));
+  comm->config_ = config;
+  if (local.ok()) local = config.status;
+  ULYSSES_TRY(comm->setUp(addresses, std::move(local)));
   return comm;
 }
 
-Status Communicator::setUp(const Allgather& addresses, const ulyssesConfig_t* config) {
+Status Communicator::setUp(const Allgather& addresses, Status local) {
   parameters_ = Parameters::fromEnvironment();
-  const Status configured = checkConfig(config);
-  if (!configured.ok()) config = nullptr;
-  timeoutMs_ = pickTimeout(parameters_, config, kDefaultTimeoutMs);
-  const Deadline deadline = Deadline::afterMs(pickTimeout(parameters_, config, kDefaultInitTimeoutMs));
+  timeoutMs_ = config_.callTimeoutMs(parameters_);
+  const Deadline deadline = Deadline::afterMs(config_.initTimeoutMs(parameters_));
   firstRound_ = hooks::firstRound();
   if (hooks::callTimeoutMs() != 0) timeoutMs_ = hooks::callTimeoutMs();
-  if (config != nullptr && config->commName != nullptr) name_ = config->commName;
 
-  ULYSSES_ASSIGN(channel_, ControlChannel::open(rank_, nranks_, addresses, deadline));
+  ULYSSES_ASSIGN(channel_, ControlChannel::open(rank_, nranks_, addresses, deadline, local));
 
   InitFacts mine;
-  mine.memory = config != nullptr ? config->memory : ulyssesMemoryAuto;
+  const ulyssesConfig_t& config = config_.values;
+  mine.memory = config.memory;
   if (parameters_.memory == MemoryChoice::Host) mine.memory = ulyssesMemoryHost;
   if (parameters_.memory == MemoryChoice::Cuda) mine.memory = ulyssesMemoryCuda;
-  const size_t configuredCap = config != nullptr ? config->windowCapBytes : 0;
-  mine.windowCapBytes = parameters_.windowCapBytes.value_or(configuredCap != 0 ? configuredCap : kDefaultWindowCap);
+  mine.windowCapBytes =
+      parameters_.windowCapBytes.value_or(config.windowCapBytes != 0 ? config.windowCapBytes : kDefaultWindowCap);
   mine.stagingLimit = parameters_.stagingBytes;
-  mine.maxCtas = static_cast<uint32_t>(parameters_.maxCtas != 0 ? parameters_.maxCtas : config != nullptr ? config->maxCtas : 0);
+  mine.maxCtas = static_cast<uint32_t>(parameters_.maxCtas != 0 ? parameters_.maxCtas : config.maxCtas);
   mine.hasFallback = fallback_ != nullptr;
-  Status local = configured;
-  if (local.ok()) local = hooks::injectedFailure(hooks::Stage::Configuration);
+  local = hooks::injectedFailure(hooks::Stage::Configuration);
   if (local.ok()) local = checkMemory(mine.memory);
   ULYSSES_TRY(agreeStage(*channel_, local, deadline));
 
@@ -119,7 +100,7 @@ Status Communicator::setUp(const Allgather& addresses, const ulyssesConfig_t* co
   }
   if (!allHaveFallback) fallback_.reset();
 
-  recorder_ = std::make_unique<FlightRecorder>(name_, rank_, nranks_);
+  recorder_ = std::make_unique<FlightRecorder>(config_.name, rank_, nranks_);
   contracts_.resize(static_cast<size_t>(nranks_));
 #ifdef ULYSSES_HAVE_CUDA
   ULYSSES_TRY(chooseMemory(mine.memory, deadline));
@@ -138,8 +119,8 @@ Status Communicator::setUp(const Allgather& addresses, const ulyssesConfig_t* co
       host_ = std::make_unique<HostTransport>(*agreement_, *registrar_, std::move(peers));
     }
   }
-  ULYSSES_LOG(Info, -1, "communicator{}{}: rank {} of {}, {} host(s), {}, window cap {} bytes", name_.empty() ? "" : " ",
-              name_, rank_, nranks_, channel_->nHosts(), registrar_ ? onDevice() ? "windows in device memory" : "windows in host memory" : noWindows_.c_str(), cap);
+  ULYSSES_LOG(Info, -1, "communicator{}{}: rank {} of {}, {} host(s), {}, window cap {} bytes", config_.name.empty() ? "" : " ",
+              config_.name, rank_, nranks_, channel_->nHosts(), registrar_ ? onDevice() ? "windows in device memory" : "windows in host memory" : noWindows_.c_str(), cap);
   return {};
 }
 
@@ -154,7 +135,7 @@ Status Communicator::shareControlPage(Deadline deadline) {
   return agreeStage(*channel_, {}, deadline);
 }
 
-Result<std::shared_ptr<Communicator>> Communicator::split(int color, int key, const ulyssesConfig_t* config, Status local) {
+Result<std::shared_ptr<Communicator>> Communicator::split(int color, int key, const Config& config, Status local) {
   struct Wish {
     int32_t color, key;
   };
@@ -199,7 +180,7 @@ Result<std::shared_ptr<Communicator>> Communicator::split(int color, int key, co
 
   const auto me = std::find_if(members.begin(), members.end(), [&](const auto& m) { return m.second == rank_; });
   const int newRank = static_cast<int>(me - members.begin()), newSize = static_cast<int>(members.size());
-  const Deadline deadline = Deadline::afterMs(pickTimeout(parameters_, config, kDefaultInitTimeoutMs));
+  const Deadline deadline = Deadline::afterMs(config.initTimeoutMs(parameters_));
   ULYSSES_ASSIGN(const Allgather addresses, joinRendezvous(theirs.id, newRank, newSize, deadline));
   return create(newRank, newSize, addresses, config);
 }

@@ -1,7 +1,10 @@
 #include "api/group.h"
 
+#include "base/caught.h"
+#include "base/format.h"
 #include "transport/device.h"
 
+#include <atomic>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -26,7 +29,8 @@ void runAll(const std::vector<Kept*>& calls) {
   const bool before = std::exchange(inGroup, true);
   for (Kept* k : calls) {
     setCurrentCudaDevice(k->device);
-    k->result = k->call();
+    k->result = caught(k->call);
+    k->call = nullptr;  // what it holds may be what its peers wait for
   }
   inGroup = before;
 }
@@ -45,29 +49,49 @@ std::vector<std::vector<Kept*>> byKey(std::vector<Kept>& calls) {
 
 }  // namespace
 
-void start() { ++depth; }
-bool active() { return depth > 0; }
-bool running() { return inGroup; }
+void start() {
+  ++depth;
+}
+bool active() {
+  return depth > 0;
+}
+bool running() {
+  return inGroup;
+}
 
-void add(const void* key, std::function<Status()> call) { kept.push_back({key, currentCudaDevice(), std::move(call), {}}); }
+void add(const void* key, std::function<Status()> call) {
+  kept.push_back({key, currentCudaDevice(), std::move(call), {}});
+}
 
 Status end() {
   if (depth == 0) return Status(ulyssesInvalidUsage, "ulyssesGroupEnd without ulyssesGroupStart");
   if (--depth > 0) return {};
   std::vector<Kept> calls = std::exchange(kept, {});
   const std::vector<std::vector<Kept*>> lanes = byKey(calls);
+  // Without a thread for every rank none begins: those that run would wait for those that do not.
+  enum Start { Waiting, All, None };
+  std::atomic<Start> start{Waiting};
   std::vector<std::thread> threads;
-  try {
-    for (size_t i = 1; i < lanes.size(); ++i) threads.emplace_back(runAll, std::cref(lanes[i]));
-  } catch (const std::system_error&) {
-    // Without a thread for every rank the ranks that run would wait for those that do not: their deadline ends it.
-    for (size_t i = threads.size() + 1; i < lanes.size(); ++i)
-      for (Kept* k : lanes[i]) k->result = Status(ulyssesSystemError, "no thread could be started for a rank of the group");
-  }
+  const auto lane = [&](size_t i) {
+    start.wait(Waiting);
+    if (start == All) runAll(lanes[i]);
+  };
+  const Status started = caught([&]() -> Status {
+    try {
+      for (size_t i = 1; i < lanes.size(); ++i) threads.emplace_back(lane, i);
+      return {};
+    } catch (const std::system_error& e) {
+      return Status(ulyssesSystemError, formatText("{} threads for the {} ranks of the group, and no more: {}",
+                                                   threads.size() + 1, lanes.size(), e.what()));
+    }
+  });
+  start = started.ok() ? All : None;
+  start.notify_all();
   const int device = currentCudaDevice();
-  if (!lanes.empty()) runAll(lanes[0]);
+  if (started.ok() && !lanes.empty()) runAll(lanes[0]);
   setCurrentCudaDevice(device);
   for (std::thread& t : threads) t.join();
+  ULYSSES_TRY(started);
   for (const Kept& k : calls)
     if (!k.result.ok()) return k.result;
   return {};

@@ -2,14 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 #include <memory>
-#include <new>
 #include <utility>
 
 #include "api/communicator.h"
 #include "api/group.h"
 #include "api/plan.h"
+#include "base/caught.h"
 #include "param/param_communicator.h"
 
 // A handle is known by its mark; a destroyed one has lost it.
@@ -37,13 +36,7 @@ ulyssesResult_t report(const Status& status);
 // Runs the body of an entry point: nothing thrown inside crosses into C.
 template <class Body>
 ulyssesResult_t guarded(Body&& body) {
-  try {
-    return report(std::forward<Body>(body)());
-  } catch (const std::bad_alloc&) {
-    return report(Status(ulyssesSystemError, "out of host memory inside the library"));
-  } catch (const std::exception& e) {
-    return report(Status(ulyssesInternalError, e.what()));
-  }
+  return report(caught(std::forward<Body>(body)));
 }
 
 // The object behind a handle, or why there is none.

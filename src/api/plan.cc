@@ -7,6 +7,7 @@
 
 #include "api/buffers.h"
 #include "api/group.h"
+#include "base/caught.h"
 #include "base/checked.h"
 #include "plan/desc_record.h"
 
@@ -26,15 +27,19 @@ Result<std::shared_ptr<Plan>> Plan::create(std::span<const ulyssesA2ADesc_t> des
   std::vector<layout::Operand> operands;
   Call call;
   call.operation = Operation::PlanCreate;
-  call.local = resolveDescs(descs, rank, nranks, &operands);
+  call.local = caught([&] { return resolveDescs(descs, rank, nranks, &operands); });
   ULYSSES_TRY(comm->run(call));
 
   std::vector<Bytes> records;
   ULYSSES_TRY(comm->allgather(encodeDescs(descs, nranks), records));
   std::vector<OperandStrides> strides;
   ULYSSES_TRY(agreeDescs(records, &strides));
-  const ulyssesDataType_t dtype = descs.empty() ? ulyssesBfloat16 : descs[0].dtype;
-  std::shared_ptr<Plan> plan(new Plan(comm, comm->nextPlanNumber() * 2, std::move(operands), std::move(strides), dtype));
+  const uint64_t number = comm->nextPlanNumber() * 2;
+  std::shared_ptr<Plan> plan;
+  ULYSSES_TRY(comm->agreeLocal(caught([&]() -> Status {
+    plan.reset(new Plan(comm, number, std::move(operands), std::move(strides), descs[0].dtype));
+    return {};
+  })));
   if (comm->onDevice() && nranks > 1) {
     const std::shared_ptr<Plan> inverse = plan->inverse();
     const Schedule* schedules[] = {&plan->schedule_, &inverse->schedule_};

@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <fstream>
+#include <mutex>
 #include <random>
 
 #include "base/format.h"
@@ -30,12 +31,19 @@ uint64_t pidNamespace() {
 }
 
 // Where the kernel does not tell its boot id every process counts as a host of its own: that only costs the fast path,
-// while taking two hosts for one would break it.
-std::string readBootId() {
+// while taking two hosts for one would break it. A shortage of descriptors passes, and must not cost it for ever.
+std::string bootId() {
+  static std::mutex mutex;
+  static std::string known;
+  const std::lock_guard lock(mutex);
+  if (!known.empty()) return known;
+  errno = 0;
   std::ifstream file("/proc/sys/kernel/random/boot_id");
+  const bool shortage = !file && (errno == EMFILE || errno == ENFILE);
   std::string id;
-  if (file >> id) return id;
-  return formatText("unknown-{:016x}{:016x}", randomWord(), randomWord());
+  if (!(file >> id)) id = formatText("unknown-{:016x}{:016x}", randomWord(), randomWord());
+  if (!shortage) known = id;
+  return id;
 }
 
 }  // namespace
@@ -47,9 +55,8 @@ ProcessToken processToken() {
 }
 
 std::string hostIdentity() {
-  static const std::string bootId = readBootId();
   const std::string chosen = Parameters::fromEnvironment().hostId;
-  return chosen.empty() ? bootId : chosen;
+  return chosen.empty() ? bootId() : chosen;
 }
 
 std::string hostName() {

@@ -41,9 +41,10 @@ Allgather channelAllgather(ControlChannel& channel, Deadline deadline);
 // The library's own connections. Collective calls are made in one order on all ranks, from one thread at a time.
 class ControlChannel {
  public:
-  // Collective; uses `addresses` equally often on all ranks and keeps nothing of it.
+  // Collective; uses `addresses` equally often on all ranks and keeps nothing of it. `local`: why this rank cannot take
+  // part after all; then none does. `nranks` is right in any case, `rank` when `local` is ok.
   static Result<std::unique_ptr<ControlChannel>> open(int rank, int nranks, const Allgather& addresses,
-                                                      Deadline deadline);
+                                                      Deadline deadline, const Status& local = {});
   virtual ~ControlChannel() = default;
 
   virtual int rank() const = 0;

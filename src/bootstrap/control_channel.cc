@@ -40,6 +40,7 @@ struct PostedStatus {
 // What every rank tells the others about itself. Rank 0 adds where it can be reached.
 struct Introduction {
   PostedStatus status;
+  int32_t rank = 0, nranks = 0;
   uint64_t host = 0;
   uint64_t locality = 0;
   ProcessToken process;
@@ -60,6 +61,19 @@ template <class Posted, class StatusOf>
 Status firstFailure(const std::vector<Posted>& posts, StatusOf statusOf) {
   for (const Posted& post : posts) {
     if (statusOf(post).code != 0) return statusOf(post).get();
+  }
+  return {};
+}
+
+// An allgather of the caller's own may have put the blocks into another order.
+Status checkOrder(const std::vector<Introduction>& ranks) {
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    if (ranks[r].nranks != ranks[0].nranks)
+      return {ulyssesInvalidArgument, formatText("the ranks differ in nranks: rank {} gives {}, rank {} gives {}",
+                                                 ranks[0].rank, ranks[0].nranks, ranks[r].rank, ranks[r].nranks)};
+    if (ranks[r].rank != static_cast<int32_t>(r))
+      return {ulyssesInvalidArgument,
+              formatText("block {} of the allgather is of rank {}: each rank comes once, in rank order", r, ranks[r].rank)};
   }
   return {};
 }
@@ -107,6 +121,7 @@ class StarChannel final : public ControlChannel {
     if (!alone && processLeader(rank_) == rank_) {
       mine = openLifeline(keptOpen_);
       if (mine.ok()) fds.push_back(mine.value().get());
+      else mine = Status(mine.status().code(), formatText("rank {}: {}", rank_, mine.status().message()));
     }
     std::vector<std::vector<UniqueFd>> lifelines;
     ULYSSES_TRY(exchangeFds(mine.status(), fds, lifelines, deadline));
@@ -312,19 +327,23 @@ std::unique_ptr<Star> admitRanks(Listeners listeners, int nranks, Deadline deadl
 }  // namespace
 
 Result<std::unique_ptr<ControlChannel>> ControlChannel::open(int rank, int nranks, const Allgather& addresses,
-                                                             Deadline deadline) {
+                                                             Deadline deadline, const Status& local) {
   Introduction mine;
+  mine.rank = rank;
+  mine.nranks = nranks;
   mine.host = hostHash();
   mine.locality = localityHash();
   mine.process = processToken();
   std::vector<Introduction> ranks(static_cast<size_t>(nranks), mine);
   std::unique_ptr<Star> star;
   bool overUnix = true;
+  if (!local.ok()) mine.status.set({local.code(), formatText("rank {}: {}", rank, local.message())});
   if (nranks == 1) {
+    ULYSSES_TRY(mine.status.get());
     star = std::make_unique<StarHub>(std::vector<UniqueFd>(1), 0, Status());
   } else {
     Listeners listeners;
-    if (rank == 0) {
+    if (rank == 0 && local.ok()) {
       Result<Listeners> opened = openListeners();
       if (opened.ok()) {
         listeners = opened.take();
@@ -336,6 +355,7 @@ Result<std::unique_ptr<ControlChannel>> ControlChannel::open(int rank, int nrank
     }
     ULYSSES_TRY(addresses(&mine, ranks.data(), sizeof mine));
     ULYSSES_TRY(firstFailure(ranks, [](const Introduction& r) -> const PostedStatus& { return r.status; }));
+    ULYSSES_TRY(checkOrder(ranks));
 
     // Ranks of rank 0's host in other network namespaces see neither its loopback nor its abstract name. Whether there
     // are such is known to all alike, so only then is there another exchange, and a file.

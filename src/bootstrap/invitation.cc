@@ -1,10 +1,14 @@
 #include "bootstrap/invitation.h"
 
 #include <netinet/in.h>
+#include <sched.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #include <algorithm>
 #include <cstring>
+#include <system_error>
+#include <thread>
 
 #include "base/format.h"
 #include "base/process.h"
@@ -100,6 +104,27 @@ Result<Listening> listenForRanks() {
   invitation.locality = localityHash();
   randomBytes(invitation.secret.data(), invitation.secret.size());
   return listening;
+}
+
+int socketShortage() {
+  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return fd || errno == EAFNOSUPPORT ? 0 : errno;
+}
+
+bool sayWithoutDescriptors(const Invitation& invitation, Hello hello, int failure, Deadline deadline) {
+  hello.failure = failure;
+  bool said = false;
+  try {
+    // A thread may take its copy of the descriptor table for its own, and make room there: the process keeps its
+    // descriptors, and the one closed in the copy stays what it is.
+    std::thread([&] {
+      if (::unshare(CLONE_FILES) != 0) return;
+      for (int fd = 0; fd < 1024 && ::syscall(SYS_close, fd) != 0; ++fd) {}
+      said = connectToInvitation(invitation, hello, deadline).ok();
+    }).join();
+  } catch (const std::system_error&) {
+  }
+  return said;
 }
 
 Result<UniqueFd> connectToInvitation(const Invitation& invitation, Hello hello, Deadline deadline) {

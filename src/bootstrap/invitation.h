@@ -45,7 +45,7 @@ struct Hello {
   int32_t rank = -1;
   int32_t nranks = 0;
   int32_t remainingMs = -1;  // until this rank's deadline; -1 = none
-  int32_t reserved = 0;
+  int32_t failure = 0;       // errno of what keeps this rank from taking part; 0 = it comes
 };
 
 // Equal for processes that reach each other by loopback and by abstract Unix sockets: one host, one network namespace.
@@ -57,6 +57,11 @@ struct Listening {
   std::vector<UniqueFd> listeners;
 };
 Result<Listening> listenForRanks();
+
+// errno where this process cannot open a socket at all, as without descriptors; else 0.
+int socketShortage();
+// Where it cannot: shows `hello`, with that failure, all the same. Best effort; false when it could not be said.
+bool sayWithoutDescriptors(const Invitation& invitation, Hello hello, int failure, Deadline deadline);
 
 // Connects to the first endpoint that answers and shows `hello` there. ulyssesRemoteError when nobody listens any more.
 Result<UniqueFd> connectToInvitation(const Invitation& invitation, Hello hello, Deadline deadline);

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "bootstrap/acceptor.h"
 #include "bootstrap/bootstrap.h"
+#include "bootstrap/control_page.h"
 #include "bootstrap/socket.h"
 #include "bootstrap/star.h"
 
@@ -19,12 +20,17 @@ namespace ulysses {
 namespace {
 
 constexpr size_t kMaxBlockBytes = 64u << 10;
-constexpr int kMaxRanks = 4096;
+constexpr int kMaxRanks = ControlPage::kMaxRanks;
 constexpr int kTellMs = 1000;
 // A rank that starts late still hears why its job has failed.
 constexpr int kLateMs = 60'000;
 constexpr int kRetryMs = 20;
 constexpr const char* kRoot = "the process that made the unique id";
+
+// What a rank says that has no descriptor for a connection, and what its peers get to hear.
+Status cannotCome(int rank, int error) {
+  return systemError(formatText("rank {} cannot open a socket to meet the others", rank), error);
+}
 
 class Rendezvous {
  public:
@@ -79,11 +85,12 @@ class Rendezvous {
 
   Status admit(Acceptor::Arrival arrival) {
     const Hello& hello = arrival.hello;
-    const auto refuse = [&](std::string text) {
+    const auto end = [&](Status verdict) {
       told_.push_back(std::move(arrival.connection));
       ++answered_;
-      return Status(ulyssesInvalidArgument, std::move(text));
+      return verdict;
     };
+    const auto refuse = [&](std::string text) { return end(Status(ulyssesInvalidArgument, std::move(text))); };
     if (hello.version != kWireVersion) {
       return refuse(
           formatText("rank {} runs a library whose rendezvous has version {}, the unique id was made by version {}; "
@@ -93,6 +100,7 @@ class Rendezvous {
     if (hello.nranks < 1 || hello.nranks > kMaxRanks) {
       return refuse(formatText("rank {} gives nranks {}; it must be 1 to {}", hello.rank, hello.nranks, kMaxRanks));
     }
+    if (hello.failure != 0) return end(cannotCome(hello.rank, hello.failure));
     if (spokes_.empty()) spokes_.resize(static_cast<size_t>(hello.nranks));
     if (static_cast<size_t>(hello.nranks) != spokes_.size()) {
       return refuse(formatText("the ranks differ in nranks: rank {} gives {}, an earlier one gave {}", hello.rank,
@@ -204,11 +212,17 @@ Result<Allgather> joinRendezvous(const ulyssesUniqueId& id, int rank, int nranks
   hello.nranks = nranks;
   for (;;) {
     Result<UniqueFd> connection = connectToInvitation(invitation, hello, deadline);
+    if (connection.status().code() == ulyssesSystemError) {
+      const int error = socketShortage();
+      if (error == 0) continue;  // it has passed
+      sayWithoutDescriptors(invitation, hello, error, deadline);
+      return cannotCome(rank, error);
+    }
     if (!connection.ok()) {
       return Status(
           connection.status().code(),
-          formatText("rank {} cannot reach {}: {}. An id serves one communicator, and only while that process "
-                     "lives",
+          formatText("rank {} cannot reach {}: {}. An id serves one communicator, whose ranks all give the same "
+                     "nranks, and only while that process lives",
                      rank, kRoot, connection.status().message()));
     }
     const auto spoke = std::make_shared<StarSpoke>(connection.take(), rank, std::clamp(nranks, 1, kMaxRanks), kRoot);

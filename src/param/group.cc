@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/datatype.h"
 #include "base/format.h"
+#include "base/versioned.h"
 #include "layout/operand.h"
 #include "plan/contract.h"
 
@@ -41,8 +42,7 @@ Status checkTypes(const ulyssesParamDesc_t& d) {
 }
 
 Status checkDesc(const ulyssesParamDesc_t& d, int rank, int nranks, Parameter* p) {
-  if (d.magic != ULYSSES_MAGIC || d.size < sizeof(ulyssesParamDesc_t))
-    return Status(ulyssesInvalidArgument, "was not set up with ULYSSES_PARAM_DESC_INITIALIZER");
+  ULYSSES_TRY(checkVersioned(d, "the descriptor", "ULYSSES_PARAM_DESC_INITIALIZER"));
   ULYSSES_TRY(checkTypes(d));
   const size_t element = elementBytes(d.gatherType);
   p->count = d.count;

@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "base/versioned.h"
 #include "param/cast.h"
 
 namespace ulysses {
@@ -66,8 +67,7 @@ Result<std::shared_ptr<ParamCommunicator>> ParamCommunicator::create(std::shared
         "parameters are gathered on host memory alone in this version, and the communicator is of device memory");
   Residency residency;
   if (config != nullptr) {
-    if (config->magic != ULYSSES_MAGIC || config->size < sizeof(ulyssesParamConfig_t))
-      return Status(ulyssesInvalidArgument, "the configuration was not set up with ULYSSES_PARAM_CONFIG_INITIALIZER");
+    ULYSSES_TRY(checkVersioned(*config, "the configuration", "ULYSSES_PARAM_CONFIG_INITIALIZER"));
     if (config->residency < ulyssesResidencyPersistent || config->residency > ulyssesResidencyTransient)
       return Status(ulyssesInvalidArgument,
                     formatText("residency is {}, not a ulyssesResidency_t", static_cast<int>(config->residency)));
@@ -85,7 +85,13 @@ Status ParamCommunicator::add(std::span<const ulyssesParamDesc_t> descs, int* gr
     return Status(ulyssesInvalidUsage, "groups are added before ulyssesParamCommit, which has been called");
   if (group == nullptr) return Status(ulyssesInvalidArgument, "group is NULL");
   Group added;
-  ULYSSES_ASSIGN(added.facts, makeGroup(descs, comm_->rank(), comm_->nranks()));
+  Result<ParamGroup> facts = makeGroup(descs, comm_->rank(), comm_->nranks());
+  if (!facts.ok()) {
+    if (failedAdd_.ok())
+      failedAdd_ = Status(facts.status().code(), formatText("ulyssesParamGroupAdd failed: {}", facts.status().message()));
+    return facts.status();
+  }
+  added.facts = facts.take();
   *group = static_cast<int>(groups_.size());
   groups_.push_back(std::move(added));
   return {};
@@ -98,7 +104,11 @@ Status ParamCommunicator::commit() {
   if (committed_) call.local = Status(ulyssesInvalidUsage, "ulyssesParamCommit has been called before");
   ULYSSES_TRY(comm_->run(call));
   size_t budget = 0;
-  ULYSSES_TRY(agreeOnGroups(&budget));
+  if (const Status differs = agreeOnGroups(&budget); !differs.ok()) {
+    // Groups that differ because one was refused on a rank: that is the cause. All ranks are here with the same outcome.
+    if (differs.code() == ulyssesMismatch) ULYSSES_TRY(comm_->agreeLocal(failedAdd_));
+    return differs;
+  }
   residency_.budgetBytes = budget;
   std::vector<size_t> bytes;
   for (const Group& g : groups_) bytes.push_back(g.facts.bytes);

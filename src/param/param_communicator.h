@@ -88,6 +88,7 @@ class ParamCommunicator {
   Residency residency_;
   mutable std::mutex mutex_;
   bool committed_ = false;
+  Status failedAdd_;  // why the first group that was refused was
   uint64_t number_ = 0;  // among the parameter communicators of comm_
   std::vector<Group> groups_;
   ResidencyPlan plan_;

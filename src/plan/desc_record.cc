@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/datatype.h"
+#include "base/versioned.h"
 #include "plan/contract.h"
 
 namespace ulysses {
@@ -36,13 +37,14 @@ layout::OperandRequest requestOf(const ulyssesA2ADesc_t& d, int nranks) {
 layout::Strides stridesOf(const size_t s[3]) { return {s[0], s[1], s[2]}; }
 
 Status checkDesc(const ulyssesA2ADesc_t& d) {
-  if (d.magic != ULYSSES_MAGIC || d.size < sizeof(ulyssesA2ADesc_t))
-    return Status(ulyssesInvalidArgument, "was not set up with ULYSSES_A2A_DESC_INITIALIZER");
+  ULYSSES_TRY(checkVersioned(d, "the descriptor", "ULYSSES_A2A_DESC_INITIALIZER"));
   if (elementBytes(d.dtype) == 0)
     return Status(ulyssesInvalidArgument, formatText("dtype is {}, not a ulyssesDataType_t", static_cast<int>(d.dtype)));
   if (d.direction != ulyssesScatterHeads && d.direction != ulyssesGatherHeads)
     return Status(ulyssesInvalidArgument,
                   formatText("direction is {}, not a ulyssesDirection_t", static_cast<int>(d.direction)));
+  for (const auto& [field, flag] : {std::pair("replicateHeads", d.replicateHeads), std::pair("gradTracked", d.gradTracked)})
+    if (flag != 0 && flag != 1) return Status(ulyssesInvalidArgument, formatText("{} is {}, not 0 or 1", field, flag));
   return {};
 }
 
