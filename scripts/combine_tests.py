@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes one ctest directory of the tests of several builds: combine_tests.py OUT NAME=BUILD...
 
-The first build gives all of its tests. Those with sanitizers give what a sanitizer can tell something about: no models, no
-packages, no ABI, and of the programs around the library those of the first build alone. The one with CUDA gives what its
+The first build gives all of its tests. Those with sanitizers give what a sanitizer can tell something about: no models,
+packages, ABI or soak, and of the programs around the library those of the first build alone. The one with CUDA gives what its
 library changes, so packages and ABI as well, and on a machine without a GPU the reasons for which GPU tests are skipped.
 """
 import json
@@ -10,8 +10,8 @@ import pathlib
 import subprocess
 import sys
 
-LEFT_OUT = {"cuda": "model|perf|example"}
-LEFT_OUT_BY_SANITIZERS = "model|abi|package|perf|example"
+LEFT_OUT = {"cuda": "model|perf|example|soak"}
+LEFT_OUT_BY_SANITIZERS = "model|abi|package|perf|example|soak"
 
 
 def quoted(text):

@@ -53,10 +53,9 @@ Status A2AOptions::validate() {
   if (seq && common.sizesGiven()) {
     return {ulyssesInvalidArgument, "--seq and -b/-e both fix the sequence; use one of them"};
   }
-  if (!latency && !agreement) {
-    // Sizes beyond 64 bits show for one rank as for many: -b and -e are one rank's bytes.
-    for (const Geometry& geometry : geometries(1)) ULYSSES_TRY(checkGeometry(geometry));
-  }
+  // Sizes beyond 64 bits show for one rank as for many: -b and -e are one rank's bytes.
+  if (latency || agreement) return checkGeometry(smallGeometry(1));
+  for (const Geometry& geometry : geometries(1)) ULYSSES_TRY(checkGeometry(geometry));
   return {};
 }
 
@@ -123,7 +122,8 @@ Geometry A2AOptions::smallGeometry(int nranks) const {
   g.headDim = headDim.value_or(64);
   g.dtype = common.datatype.empty() ? ulyssesBfloat16 : datatypes()[0];
   g.direction = directions()[0];
-  const size_t rows = smallBytes() / g.rowBytes();
+  const auto row = checkedProduct(g.batch, g.heads, g.headDim, elementBytes(g.dtype));
+  const size_t rows = row ? smallBytes() / *row : 0;  // what does not fit is validate()'s to say
   g.seq = std::max<size_t>(rows, 1) * static_cast<size_t>(nranks);
   return g;
 }

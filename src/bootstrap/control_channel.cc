@@ -293,12 +293,10 @@ Result<Connected> connectToHub(const Introduction& hub, const SocketPath& path, 
   return Connected{fd.take(), false};
 }
 
-// Rank 0: lets the others in. They have connected already; one that is not found here is reported by the first
-// exchange.
-std::unique_ptr<Star> admitRanks(Listeners listeners, int nranks, Deadline deadline) {
+// Rank 0: lets the others in. They have connected already.
+Result<std::unique_ptr<Star>> admitRanks(Listeners listeners, int nranks, Deadline deadline) {
   Acceptor acceptor(std::move(listeners.fds), listeners.invitation.secret);
   std::vector<UniqueFd> spokes(static_cast<size_t>(nranks));
-  Status missing(ulyssesTimeout, "timed out waiting for the connections of other ranks to rank 0");
   for (int present = 1; present < nranks;) {
     std::vector<int> watched;
     for (const UniqueFd& spoke : spokes) watched.push_back(spoke.get());
@@ -312,16 +310,13 @@ std::unique_ptr<Star> admitRanks(Listeners listeners, int nranks, Deadline deadl
       ++present;
       continue;
     }
-    if (event.kind == Acceptor::Event::HungUp) {
-      missing = {ulyssesRemoteError,
-                 formatText("rank {} of {} has died or left while connecting", event.watched, nranks)};
-      spokes[event.watched].reset();
-    } else if (event.kind == Acceptor::Event::OutOfDescriptors) {
-      missing = systemError("rank 0 cannot accept the connections of the other ranks", EMFILE);
-    }
-    break;
+    if (event.kind == Acceptor::Event::HungUp)
+      return Status(ulyssesRemoteError, formatText("rank {} of {} has died or left while connecting", event.watched, nranks));
+    if (event.kind == Acceptor::Event::OutOfDescriptors)
+      return systemError("rank 0 cannot accept the connections of the other ranks", EMFILE);
+    return Status(ulyssesTimeout, "timed out waiting for the connections of other ranks to rank 0");
   }
-  return std::make_unique<StarHub>(std::move(spokes), 0, missing);
+  return std::unique_ptr<Star>(std::make_unique<StarHub>(std::move(spokes), 0, Status()));
 }
 
 }  // namespace
@@ -390,13 +385,22 @@ Result<std::unique_ptr<ControlChannel>> ControlChannel::open(int rank, int nrank
         outcome.set(result.status());
     }
     std::vector<PostedStatus> outcomes(static_cast<size_t>(nranks));
-    ULYSSES_TRY(addresses(&outcome, outcomes.data(), sizeof outcome));
+    const auto agree = [&]() -> Status {
+      ULYSSES_TRY(addresses(&outcome, outcomes.data(), sizeof outcome));
+      return firstFailure(outcomes, [](const PostedStatus& r) -> const PostedStatus& { return r; });
+    };
+    const Status connectedAll = agree();
     folder.reset();
-    ULYSSES_TRY(firstFailure(outcomes, [](const PostedStatus& r) -> const PostedStatus& { return r; }));
+    ULYSSES_TRY(connectedAll);
 
+    // One that rank 0 did not let in has no other way to hear why.
     if (rank == 0) {
-      star = admitRanks(std::move(listeners), nranks, deadline);
-    } else {
+      Result<std::unique_ptr<Star>> admitted = admitRanks(std::move(listeners), nranks, deadline);
+      if (admitted.ok()) star = admitted.take();
+      else outcome.set(admitted.status());
+    }
+    ULYSSES_TRY(agree());
+    if (rank > 0) {
       overUnix = connected.overUnix;
       star = std::make_unique<StarSpoke>(std::move(connected.fd), rank, nranks, kHub);
     }

@@ -41,6 +41,9 @@ FrameReader::Progress FrameReader::advance(int connection) {
 }
 
 Status FrameReader::status() const {
+  // No error at all, where one is told, would pass for the answer.
+  if (header.code <= ulyssesSuccess || header.code > ulyssesNotSupported)
+    return {ulyssesInternalError, formatText("a peer told an error without a code ({})", header.code)};
   return {static_cast<ulyssesResult_t>(header.code),
           std::string(reinterpret_cast<const char*>(payload.data()), payload.size())};
 }

@@ -1,6 +1,7 @@
 // Agreement over the shared control page. The steps are those of tests/model/agreement.pml.
 #include "base/format.h"
 #include <sched.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <thread>
@@ -66,12 +67,14 @@ class PageAgreement final : public Agreement {
   }
 
   void abort() override {
+    if (!mine()) return;
     uint32_t nobody = 0;
     page_.aborted().compare_exchange_strong(nobody, static_cast<uint32_t>(rank_) + 1);
     ringAll();
   }
 
   void depart() override {
+    if (!mine()) return;
     page_.rank(rank_).departed.store(1);
     ringAll();
   }
@@ -120,6 +123,9 @@ class PageAgreement final : public Agreement {
   ControlPage* page() override { return &page_; }
 
  private:
+  // Not in a forked child, whose copy of the communicator shares the page with its parent.
+  bool mine() const { return ::getpid() == owner_; }
+
   // After a sequentially consistent store or exchange of what the peer waits for.
   static void wake(ControlPage::Rank& r) {
     if (r.sleeping.load() == 0) return;
@@ -260,6 +266,7 @@ class PageAgreement final : public Agreement {
   }
 
   const int rank_, nranks_;
+  const pid_t owner_ = ::getpid();
   const std::shared_ptr<void> keep_;
   ControlPage page_;
   ControlChannel& channel_;

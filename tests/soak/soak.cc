@@ -1,0 +1,335 @@
+// A fixed mix of calls, for as long as one likes: a third below 4 KB a rank, a third to 1 MB, a third to the most; both
+// directions, all types, eager calls and plans with their inverses, flat collectives, windows, splits, parameters.
+// Every output is checked; memory, descriptors and windows must stay flat. All ranks draw the calls from one seed, and
+// their delays from their own.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <random>
+#include <string_view>
+
+#include "base/test_hooks.h"
+#include "support/ranks.h"
+#include "support/rendezvous_process.h"
+#include "support/tensors.h"
+
+namespace ulysses::testing {
+namespace {
+
+struct Options {
+  uint64_t ranks = 2, calls = 1000, seed = 1, mostBytes = uint64_t{64} << 20, firstRound = 1, delayUs = 2000;
+  uint64_t seconds = 600;
+};
+
+bool parse(int argc, char** argv, Options* o) {
+  const std::pair<std::string_view, uint64_t*> known[] = {{"--ranks", &o->ranks},
+                                                          {"--calls", &o->calls},
+                                                          {"--seed", &o->seed},
+                                                          {"--most-bytes", &o->mostBytes},
+                                                          {"--first-round", &o->firstRound},
+                                                          {"--delay-us", &o->delayUs},
+                                                          {"--seconds", &o->seconds}};
+  for (int i = 1; i < argc; i += 2) {
+    const auto option =
+        std::find_if(std::begin(known), std::end(known), [&](const auto& k) { return k.first == argv[i]; });
+    const std::string_view value = i + 1 < argc ? argv[i + 1] : "";
+    if (option == std::end(known) || value.empty()) return false;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *option->second);
+    if (error != std::errc() || end != value.data() + value.size()) return false;
+  }
+  return o->ranks >= 1 && o->ranks <= 64 && o->calls >= 8 && o->mostBytes >= (1 << 20);
+}
+
+constexpr std::pair<ulyssesDataType_t, size_t> kTypes[] = {
+    {ulyssesInt8, 1},    {ulyssesUint8, 1},    {ulyssesInt32, 4},      {ulyssesUint32, 4},
+    {ulyssesInt64, 8},   {ulyssesUint64, 8},   {ulyssesFloat16, 2},    {ulyssesFloat32, 4},
+    {ulyssesFloat64, 8}, {ulyssesBfloat16, 2}, {ulyssesFloat8e4m3, 1}, {ulyssesFloat8e5m2, 1}};
+
+// What must not grow.
+struct Footprint {
+  size_t resident = 0, descriptors = 0, windows = 0;
+};
+
+class Soak {
+ public:
+  Soak(const Options& options, int rank, ulyssesComm_t comm)
+      : o_(options),
+        P_(static_cast<int>(options.ranks)),
+        rank_(rank),
+        comm_(comm),
+        calls_(options.seed),
+        delays_(options.seed * 1000003 + static_cast<uint64_t>(rank)) {}
+
+  std::string run() {
+    EXPECT_OK(openParameters());
+    Footprint early;
+    for (call_ = 0; call_ < o_.calls; ++call_) {
+      if (delays_() % 16 == 0 && o_.delayUs > 0) usleep(static_cast<useconds_t>(delays_() % o_.delayUs));
+      std::string text = one();
+      if (!text.empty()) return "call " + std::to_string(call_) + ": " + text;
+      if (call_ % std::max<uint64_t>(o_.calls / 64, 1) != 0) continue;
+      const Footprint now = look();
+      if (call_ < o_.calls / 2) {
+        early.resident = std::max(early.resident, now.resident);
+        early.descriptors = std::max(early.descriptors, now.descriptors);
+        early.windows = std::max(early.windows, now.windows);
+        continue;
+      }
+      EXPECT_RANK(now.descriptors <= early.descriptors);
+      EXPECT_RANK(now.windows <= early.windows);
+      // Sanitizers keep what was freed.
+      constexpr size_t kSlack = size_t{24} << 20;
+      EXPECT_RANK(kSanitized || now.resident <= early.resident + kSlack);
+      last_ = now;
+    }
+    if (rank_ == 0)
+      std::printf("%zu MB moved, %zu MB resident, %zu descriptors, %zu window bytes\n", moved_ >> 20,
+                  last_.resident >> 20, last_.descriptors, last_.windows);
+    std::fflush(stdout);
+    EXPECT_OK(closeAll());
+    return "";
+  }
+
+ private:
+  size_t below(size_t n) { return calls_() % n; }
+
+  // Elements' bytes of one rank's operand: log-uniform within a third of the mix.
+  size_t drawBytes() {
+    const size_t lows[] = {16, 4096, size_t{1} << 20}, highs[] = {4096, size_t{1} << 20, o_.mostBytes};
+    const size_t third = below(3);
+    const double exponent = std::uniform_real_distribution<>(0, 1)(calls_);
+    return static_cast<size_t>(
+        static_cast<double>(lows[third]) *
+        std::pow(static_cast<double>(highs[third]) / static_cast<double>(lows[third]), exponent));
+  }
+
+  Shape drawShape(size_t elementBytes) {
+    Shape t{1 + below(3), 0, 1 + below(4 * o_.ranks), size_t{1} << below(8), elementBytes};
+    const size_t row = t.B * t.H * t.D * elementBytes;
+    t.S = std::max<size_t>(1, drawBytes() * o_.ranks / row);
+    return t;
+  }
+
+  std::string one() {
+    switch (below(16)) {
+      case 0:
+        return flat(true);
+      case 1:
+        return flat(false);
+      case 2:
+        return parameters();
+      case 3:
+        return below(8) == 0 ? split() : parameters();
+      case 4:
+      case 5:
+      case 6:
+        return planned();
+      default:
+        return eager(below(3) == 0);
+    }
+  }
+
+  std::string eager(bool toWindow) {
+    const auto [type, bytes] = kTypes[below(std::size(kTypes))];
+    const Shape t = drawShape(bytes);
+    const bool scatter = below(2) == 0;
+    const uint64_t salt = calls_();
+    const std::vector<unsigned char> in = scatter ? sequenceSide(t, P_, rank_, salt) : headSide(t, P_, rank_, salt);
+    const std::vector<unsigned char> expected =
+        scatter ? headSide(t, P_, rank_, salt) : sequenceSide(t, P_, rank_, salt);
+    std::vector<unsigned char> plain(toWindow ? 0 : expected.size());
+    void* window = nullptr;
+    if (toWindow) EXPECT_OK(ulyssesMemAlloc(&window, expected.size(), comm_));
+    void* out = toWindow ? window : plain.data();
+    EXPECT_OK(ulyssesA2A(in.data(), out, t.B, t.S, t.H, t.D, type, scatter ? ulyssesScatterHeads : ulyssesGatherHeads,
+                         comm_, nullptr));
+    EXPECT_RANK(expected.empty() || std::memcmp(out, expected.data(), expected.size()) == 0);
+    EXPECT_OK(ulyssesMemFree(window, comm_));
+    moved_ += in.size();
+    return "";
+  }
+
+  // Operands of different head counts over one sequence, there and back.
+  std::string planned() {
+    const auto [type, bytes] = kTypes[below(std::size(kTypes))];
+    const Shape first = drawShape(bytes);
+    const size_t n = 1 + below(3);
+    std::vector<Shape> shapes(n, first);
+    for (size_t i = 1; i < n; ++i) shapes[i].H = 1 + below(2 * o_.ranks), shapes[i].S = first.S;
+    std::vector<ulyssesA2ADesc_t> descs;
+    std::vector<std::vector<unsigned char>> in, out, back;
+    std::vector<const void*> ins, outsRead;
+    std::vector<void*> outs, backs;
+    const uint64_t salt = calls_();
+    for (size_t i = 0; i < n; ++i) {
+      const Shape& t = shapes[i];
+      ulyssesA2ADesc_t d = ULYSSES_A2A_DESC_INITIALIZER;
+      d.batch = t.B, d.seq = t.S, d.heads = t.H, d.headDim = t.D, d.dtype = type;
+      descs.push_back(d);
+      in.push_back(sequenceSide(t, P_, rank_, salt + i));
+      out.emplace_back(headSide(t, P_, rank_, 0).size());
+      back.emplace_back(in[i].size());
+    }
+    for (size_t i = 0; i < n; ++i) {
+      ins.push_back(in[i].data());
+      outs.push_back(out[i].data());
+      outsRead.push_back(out[i].data());
+      backs.push_back(back[i].data());
+    }
+    ulyssesPlan_t plan = nullptr, inverse = nullptr;
+    EXPECT_OK(ulyssesPlanCreate(&plan, static_cast<int>(n), descs.data(), comm_));
+    EXPECT_OK(ulyssesPlanInverse(plan, nullptr, &inverse));
+    EXPECT_OK(ulyssesPlanExecute(plan, ins.data(), outs.data(), nullptr));
+    for (size_t i = 0; i < n; ++i) EXPECT_RANK(out[i] == headSide(shapes[i], P_, rank_, salt + i));
+    EXPECT_OK(ulyssesPlanExecute(inverse, outsRead.data(), backs.data(), nullptr));
+    EXPECT_RANK(back == in);
+    EXPECT_OK(ulyssesPlanDestroy(plan));
+    EXPECT_OK(ulyssesPlanDestroy(inverse));
+    for (const auto& operand : in) moved_ += 2 * operand.size();
+    return "";
+  }
+
+  std::string flat(bool gather) {
+    const auto [type, bytes] = kTypes[below(std::size(kTypes))];
+    const auto P = static_cast<size_t>(P_), me = static_cast<size_t>(rank_);
+    const size_t count = drawBytes() / bytes / (gather ? 1 : P);
+    const size_t block = count * bytes;
+    const uint64_t salt = calls_();
+    const auto byteOf = [&](size_t sender, size_t receiver, size_t i) {
+      return static_cast<unsigned char>(i * 29 + sender * 7 + receiver * 101 + salt);
+    };
+    std::vector<unsigned char> in((gather ? 1 : P) * block), out(P * block);
+    for (size_t p = 0; p < (gather ? 1 : P); ++p)
+      for (size_t i = 0; i < block; ++i) in[p * block + i] = byteOf(me, gather ? 0 : p, i);
+    EXPECT_OK(gather ? ulyssesAllGather(in.data(), out.data(), count, type, comm_, nullptr)
+                     : ulyssesAlltoAll(in.data(), out.data(), count, type, comm_, nullptr));
+    for (size_t p = 0; p < P; ++p)
+      for (size_t i = 0; i < block; ++i) EXPECT_RANK(out[p * block + i] == byteOf(p, gather ? 0 : me, i));
+    moved_ += in.size();
+    return "";
+  }
+
+  std::string split() {
+    const int color = static_cast<int>(below(3));
+    ulyssesComm_t child = nullptr;
+    const bool joins = (rank_ + color) % 3 != 0;
+    EXPECT_OK(ulyssesCommSplit(comm_, joins ? 0 : ULYSSES_SPLIT_NOCOLOR, -rank_, &child, nullptr));
+    EXPECT_RANK((child != nullptr) == joins);
+    if (!joins) return "";
+    int size = 0;
+    EXPECT_OK(ulyssesCommCount(child, &size));
+    std::vector<int> all(static_cast<size_t>(size) * 100000);
+    std::vector<int> mine(100000, rank_);
+    EXPECT_OK(ulyssesAllGather(mine.data(), all.data(), mine.size(), ulyssesInt32, child, nullptr));
+    EXPECT_RANK(std::is_sorted(all.rbegin(), all.rend()));  // the keys turn the order round
+    EXPECT_OK(ulyssesCommDestroy(child));
+    return "";
+  }
+
+  static constexpr size_t kGroups = 4, kElements = 40000;
+
+  ulyssesResult_t openParameters() {
+    ulyssesParamConfig_t config = ULYSSES_PARAM_CONFIG_INITIALIZER;
+    config.residency = ulyssesResidencyBudget;
+    config.budgetBytes = kElements * sizeof(uint32_t) * 2;
+    config.prefetchDepth = 1;
+    if (const auto r = ulyssesParamCommCreate(&params_, comm_, &config); r != ulyssesSuccess) return r;
+    for (size_t g = 0; g < kGroups; ++g) {
+      const Part mine = balanced(kElements, P_, rank_);
+      begin_ = mine.first;
+      shards_[g].resize(mine.second);
+      fill(g);
+      ulyssesParamDesc_t d = ULYSSES_PARAM_DESC_INITIALIZER;
+      d.count = kElements, d.shardType = d.gatherType = ulyssesUint32, d.shard = shards_[g].data();
+      int number = -1;
+      if (const auto r = ulyssesParamGroupAdd(params_, 1, &d, &number); r != ulyssesSuccess) return r;
+    }
+    return ulyssesParamCommit(params_);
+  }
+  uint32_t element(size_t g, size_t i) const { return static_cast<uint32_t>(i * 2654435761u + g * 97 + versions_[g]); }
+  void fill(size_t g) {
+    for (size_t i = 0; i < shards_[g].size(); ++i) shards_[g][i] = element(g, begin_ + i);
+  }
+  std::string parameters() {
+    const size_t g = below(kGroups);
+    const int group = static_cast<int>(g);
+    if (below(4) == 0) {
+      ++versions_[g];
+      fill(g);
+      EXPECT_OK(ulyssesParamPublish(params_, group, nullptr));
+    }
+    if (below(3) == 0) EXPECT_OK(ulyssesParamPrefetch(params_, group, nullptr));
+    void* ptr = nullptr;
+    EXPECT_OK(ulyssesParamAcquire(params_, group, &ptr, nullptr));
+    for (size_t i = 0; i < kElements; i += 7) EXPECT_RANK(static_cast<const uint32_t*>(ptr)[i] == element(g, i));
+    EXPECT_OK(ulyssesParamRelease(params_, group, nullptr));
+    return "";
+  }
+  ulyssesResult_t closeAll() { return ulyssesParamCommDestroy(params_); }
+
+  Footprint look() const {
+    Footprint f;
+    size_t total = 0, resident = 0, shared = 0;
+    std::ifstream("/proc/self/statm") >> total >> resident >> shared;
+    f.resident = (resident - shared) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    for (int fd = 0; fd < 1024; ++fd) f.descriptors += fcntl(fd, F_GETFD) >= 0;
+    ulyssesCommInfo_t info = ULYSSES_COMM_INFO_INITIALIZER;
+    if (ulyssesCommGetInfo(comm_, &info) == ulyssesSuccess) f.windows = info.windowBytes;
+    return f;
+  }
+
+  const Options o_;
+  const int P_, rank_;
+  const ulyssesComm_t comm_;
+  std::mt19937_64 calls_, delays_;
+  uint64_t call_ = 0;
+  size_t moved_ = 0, begin_ = 0;
+  Footprint last_;
+  ulyssesParamComm_t params_ = nullptr;
+  std::array<std::vector<uint32_t>, kGroups> shards_;
+  std::array<uint32_t, kGroups> versions_{};
+};
+
+}  // namespace
+}  // namespace ulysses::testing
+
+int main(int argc, char** argv) {
+  using namespace ulysses::testing;
+  Options options;
+  if (!parse(argc, argv, &options)) {
+    std::fprintf(stderr,
+                 "usage: soak [--ranks 2] [--calls 1000] [--seed 1] [--most-bytes 67108864] [--first-round 1] "
+                 "[--delay-us 2000] [--seconds 600: longest silence of a rank]\n");
+    return 2;
+  }
+  const auto begun = std::chrono::steady_clock::now();
+  const int P = static_cast<int>(options.ranks);
+  const RendezvousProcess rendezvous;
+  ulyssesUniqueId id;
+  if (!rendezvous.get(&id)) return 1;
+  const std::string texts = failures(runRanks(
+      As::Processes, P,
+      [&](int rank) -> std::string {
+        ulysses::hooks::setFirstRound(options.firstRound);
+        ulyssesConfig_t config = ULYSSES_CONFIG_INITIALIZER;
+        config.memory = ulyssesMemoryHost;
+        ulyssesComm_t comm = nullptr;
+        EXPECT_OK(ulyssesCommInitRankConfig(&comm, P, id, rank, &config));
+        std::string text = Soak(options, rank, comm).run();
+        if (ulyssesCommDestroy(comm) != ulyssesSuccess && text.empty()) text = "destroy";
+        return text;
+      },
+      static_cast<int>(options.seconds)));
+  std::fprintf(stderr, "%s", texts.c_str());
+  const auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  std::printf("%d ranks, %llu calls, seed %llu: %.1f s, %s\n", P, static_cast<unsigned long long>(options.calls),
+              static_cast<unsigned long long>(options.seed), seconds, texts.empty() ? "all exact" : "FAILED");
+  return texts.empty() ? 0 : 1;
+}
