@@ -91,6 +91,8 @@ TEST_CASE("every residency gives the same bytes, traffic falls with the budget",
 TEST_CASE("a small window cap stages what a large one writes directly, many parameters take several transfers",
           "[host][param]") {
   for (const size_t cap : {size_t{0}, size_t{2} << 20, size_t{100}}) {
+    // Where a rank can read its peers' memory nothing is staged, unless it is asked for.
+    const Environment environment("ULYSSES_PATH", cap == 0 ? "auto" : "staged");
     ulyssesConfig_t config = ULYSSES_CONFIG_INITIALIZER;
     config.memory = ulyssesMemoryHost;
     config.windowCapBytes = cap;

@@ -40,6 +40,7 @@ std::string exchange(const Shape& t, int P, int rank, ulyssesComm_t comm, uint64
 }  // namespace
 
 TEST_CASE("outputs in windows are written directly, mixed with plain ones, the rest is staged", "[host]") {
+  const Environment environment("ULYSSES_PATH", "staged");
   const Shape t{2, 600, 8, 64, 4};
   for (const As as : {As::Threads, As::Processes})
     for (const int P : {1, 2, 3, 4})
@@ -66,6 +67,7 @@ TEST_CASE("outputs in windows are written directly, mixed with plain ones, the r
 }
 
 TEST_CASE("P=1 registers nothing, hundreds of shapes leave one staging window within its limit", "[host]") {
+  const Environment environment("ULYSSES_PATH", "staged");
   CHECK(failures(runComms(As::Threads, 1, [](int rank, ulyssesComm_t comm) -> std::string {
           const std::string text = exchange({1, 3000, 8, 32, 4}, 1, rank, comm);
           EXPECT_RANK(windowBytes(comm) == 0);
@@ -114,6 +116,7 @@ TEST_CASE("case 22: a cap is never passed, whatever the size of the plane", "[ho
 }
 
 TEST_CASE("the smallest cap of all ranks holds, one too small for staging is not supported, with the reason", "[host]") {
+  const Environment environment("ULYSSES_PATH", "staged");
   ulyssesUniqueId id;
   REQUIRE(ulyssesGetUniqueId(&id) == ulyssesSuccess);
   CHECK(failures(runRanks(As::Threads, 2, [&](int rank) -> std::string {
