@@ -75,7 +75,7 @@ TEST_CASE("case 3a: control memory that fails on one rank fails init on all, a s
         })) == "");
 }
 
-TEST_CASE("case 3b: staging memory that fails on one rank fails that call on all; the next one tries again", "[host][cases]") {
+TEST_CASE("case 3b: staging memory that fails on one rank fails that call on all, the next one tries again", "[host][cases]") {
   const Environment environment("ULYSSES_PATH", "staged");
   for (const auto stage : {hooks::Stage::Allocate, hooks::Stage::Open})
     for (const auto code : {ulyssesOutOfMemory, ulyssesSystemError})

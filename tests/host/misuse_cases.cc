@@ -223,7 +223,7 @@ TEST_CASE("a buffer that would pass the end of memory is refused on all ranks", 
         })) == "");
 }
 
-TEST_CASE("output structures are known by size, magic and version; size 0 is the first version", "[host]") {
+TEST_CASE("output structures are known by size, magic and version, size 0 is the first version", "[host]") {
   CHECK(failures(runComms(As::Threads, 1, [](int, ulyssesComm_t comm) -> std::string {
           Model model(0, 1);
           EXPECT_OK(model.open(comm));

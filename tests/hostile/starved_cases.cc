@@ -86,7 +86,7 @@ TEST_CASE("a rank whose descriptors run out at init says so, and the others name
   }
 }
 
-TEST_CASE("descriptors that run out after init fail that call on all ranks; the next one works", "[hostile]") {
+TEST_CASE("descriptors that run out after init fail that call on all ranks, the next one works", "[hostile]") {
   CHECK(failures(runJob(3, kNothing, [](int rank, ulyssesResult_t init, ulyssesComm_t comm) -> std::string {
           EXPECT_OK(init);
           const rlim_t before = limitOf(RLIMIT_NOFILE).rlim_cur;
@@ -110,7 +110,7 @@ TEST_CASE("descriptors that run out after init fail that call on all ranks; the 
         })) == "");
 }
 
-TEST_CASE("memory that one rank may not have is out of memory on all; the next call works", "[hostile]") {
+TEST_CASE("memory that one rank may not have is out of memory on all, the next call works", "[hostile]") {
   if (kSanitized) ULYSSES_SKIP("sanitizers reserve the address space that this test limits");
   CHECK(failures(runJob(3, kNothing, [](int rank, ulyssesResult_t init, ulyssesComm_t comm) -> std::string {
           EXPECT_OK(init);
