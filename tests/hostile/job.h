@@ -42,8 +42,7 @@ using JobBody = std::function<std::string(int rank, ulyssesResult_t init, ulysse
 inline std::vector<std::string> runJob(int nranks, const Preparation& prepare, const JobBody& body,
                                        int timeoutMs = 20000, int seconds = 60) {
   const RendezvousProcess rendezvous;
-  ulyssesUniqueId id;
-  if (!rendezvous.get(&id)) return {"no unique id"};
+  const ulyssesUniqueId id = rendezvous.id();
   return runRanks(
       As::Processes, nranks,
       [&](int rank) -> std::string {

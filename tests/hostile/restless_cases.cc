@@ -223,8 +223,7 @@ struct Library {
 TEST_CASE("two copies of the library in one process make one communicator", "[hostile]") {
   if (kSanitized) ULYSSES_SKIP("a sanitizer's runtime cannot be loaded a second time");
   const RendezvousProcess rendezvous;
-  ulyssesUniqueId id;
-  REQUIRE(rendezvous.get(&id));
+  const ulyssesUniqueId id = rendezvous.id();
   CHECK(failures(runRanks(As::Processes, 1, [&](int) -> std::string {
           const Library copies[] = {Library(false), Library(true)};
           for (const Library& copy : copies) EXPECT_RANK(copy.handle != nullptr && copy.init != nullptr);
@@ -243,8 +242,7 @@ TEST_CASE("two copies of the library in one process make one communicator", "[ho
 
 TEST_CASE("a library that is closed while a communicator lives stays until the process ends", "[hostile]") {
   const RendezvousProcess rendezvous;
-  ulyssesUniqueId id;
-  REQUIRE(rendezvous.get(&id));
+  const ulyssesUniqueId id = rendezvous.id();
   CHECK(failures(runRanks(As::Processes, 2, [&](int rank) -> std::string {
           const Library library(false);
           EXPECT_RANK(library.handle != nullptr && library.init != nullptr);

@@ -312,8 +312,7 @@ int main(int argc, char** argv) {
   const auto begun = std::chrono::steady_clock::now();
   const int P = static_cast<int>(options.ranks);
   const RendezvousProcess rendezvous;
-  ulyssesUniqueId id;
-  if (!rendezvous.get(&id)) return 1;
+  const ulyssesUniqueId id = rendezvous.id();
   const std::string texts = failures(runRanks(
       As::Processes, P,
       [&](int rank) -> std::string {

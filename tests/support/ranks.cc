@@ -68,27 +68,6 @@ std::vector<std::string> runThreads(int nranks, const RankBody& body) {
 
 }  // namespace
 
-RendezvousProcess::RendezvousProcess() {
-  int ends[2];
-  if (pipe(ends) != 0) std::abort();
-  pid_ = fork();
-  if (pid_ == 0) {
-    close(ends[0]);
-    ulyssesUniqueId id;
-    if (ulyssesGetUniqueId(&id) == ulyssesSuccess && write(ends[1], &id, sizeof id) == sizeof id)
-      for (;;) pause();
-    _exit(1);
-  }
-  close(ends[1]);
-  if (read(ends[0], &id_, sizeof id_) != sizeof id_) std::abort();
-  close(ends[0]);
-}
-
-RendezvousProcess::~RendezvousProcess() {
-  kill(pid_, SIGKILL);
-  waitpid(pid_, nullptr, 0);
-}
-
 Environment::Environment(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
 Environment::~Environment() { unsetenv(name_); }
 

@@ -1,12 +1,13 @@
 // Ranks for tests: threads of this process, or forked processes that may die.
 #pragma once
 
-#include <sys/types.h>
 #include <ulysses/ulysses.h>
 
 #include <functional>
 #include <string>
 #include <vector>
+
+#include "support/rendezvous_process.h"
 
 namespace ulysses::testing {
 
@@ -29,22 +30,6 @@ std::vector<std::string> runRanks(As as, int nranks, const RankBody& body, int s
 // The same with a communicator made from one unique id and destroyed after the body.
 std::vector<std::string> runComms(As as, int nranks, const CommBody& body, const ulyssesConfig_t* config = nullptr,
                                   int seconds = 60);
-
-// Makes a unique id and serves its rendezvous from a process of its own. Tests that fork ranks take their id from here:
-// they fork from a process without threads, whose locks (the sanitizers' allocators have some) no thread can hold at
-// that moment; the child of such a moment hangs.
-class RendezvousProcess {
- public:
-  RendezvousProcess();
-  RendezvousProcess(const RendezvousProcess&) = delete;
-  RendezvousProcess& operator=(const RendezvousProcess&) = delete;
-  ~RendezvousProcess();
-  const ulyssesUniqueId& id() const { return id_; }
-
- private:
-  pid_t pid_ = -1;
-  ulyssesUniqueId id_{};
-};
 
 // An environment variable for the life of this object; ranks read it as their communicator is made.
 class Environment {

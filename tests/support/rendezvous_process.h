@@ -1,5 +1,6 @@
-// Serves one rendezvous from a process of its own: ranks are forked from a process without threads, whose locks (the
-// sanitizers' allocator has some) no thread can hold at that moment.
+// Makes a unique id and serves its rendezvous from a process of its own. Tests that fork ranks take their id from here:
+// they fork from a process without threads, whose locks (the sanitizers' allocators have some) no thread can hold at
+// that moment; the child of such a moment hangs.
 #pragma once
 
 #include <ulysses/ulysses.h>
@@ -26,22 +27,19 @@ class RendezvousProcess {
       _exit(1);
     }
     close(ends[1]);
-    known_ = read(ends[0], &id_, sizeof id_) == sizeof id_;
+    if (read(ends[0], &id_, sizeof id_) != sizeof id_) std::abort();
     close(ends[0]);
   }
   RendezvousProcess(const RendezvousProcess&) = delete;
+  RendezvousProcess& operator=(const RendezvousProcess&) = delete;
   ~RendezvousProcess() {
     kill(pid_, SIGKILL);
     waitpid(pid_, nullptr, 0);
   }
-  bool get(ulyssesUniqueId* id) const {
-    *id = id_;
-    return known_;
-  }
+  const ulyssesUniqueId& id() const { return id_; }
 
  private:
   pid_t pid_ = -1;
-  bool known_ = false;
   ulyssesUniqueId id_{};
 };
 
