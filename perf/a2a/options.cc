@@ -43,6 +43,7 @@ void A2AOptions::addTo(CLI::App& app) {
   // They fix their own exchange and have outputs of both kinds.
   const std::vector<std::string> fixed{"-e", "-i", "-f", "--shape", "--seq", "--out", "-R", "-u"};
   for (const char* mode : {"--latency", "--agreement"}) CommonOptions::excludeTable(app, mode, fixed);
+  app.get_option("--agreement")->excludes("--lib");
 }
 
 Status A2AOptions::validate() {

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Runs one case of the command line's promises: perf_test.sh CASE PERF DAMAGED_PERF [MPIEXEC]
+# Runs one case of the command line's promises: perf_test.sh CASE PERF DAMAGED_PERF LIBRARY [MPIEXEC]
 set -euo pipefail
-case_name=$1 perf=$2 damaged=$3 mpiexec=${4:-}
+case_name=$1 perf=$2 damaged=$3 library=$4 mpiexec=${5:-}
+damaged_flat=$(dirname "$damaged")
 flat=$(dirname "$perf")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # Not a launcher's child, whatever the tests themselves were started by.
+unset NCCL_TESTS_MIN_BW NCCL_TESTS_SPLIT NCCL_TESTS_SPLIT_MASK NCCL_TESTS_DEVICE
 unset OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK PMI_SIZE PMI_RANK PMIX_RANK MPI_LOCALNRANKS
 
 fail() {
@@ -17,7 +19,8 @@ fail() {
 
 # run CODE COMMAND...: CODE is 0 or nonzero; standard output and error go to $work/out and $work/err.
 run() {
-  local expected=$1 code=0
+  local expected=$1
+  code=0
   shift
   "$@" >"$work/out" 2>"$work/err" || code=$?
   if [[ $expected == 0 && $code != 0 ]] || [[ $expected == nonzero && $code == 0 ]]; then fail "exit code $code: $*"; fi
@@ -90,6 +93,18 @@ case $case_name in
     [[ $(field 9) == 1 ]] || fail "#wrong is $(field 9)"
     has "# Out of bounds values : 1 FAILED"
     ;;
+  flat_damaged)
+    for binary in all_gather_perf alltoall_perf param_gather_perf; do
+      spoiled=$damaged_flat/${binary}_damaged
+      run 0 "$spoiled" -t 4 -b 4K -e 4K -n 1
+      has "# Out of bounds values : 0 OK"
+      ULYSSES_TEST_CORRUPT_RANK=2 run nonzero "$spoiled" -t 4 -b 4K -e 4K -n 1
+      [[ $code == 1 && $(field 9) == 1 ]] || fail "exit code $code, #wrong is $(field 9)"
+      has "FAILED"
+      ULYSSES_TEST_CORRUPT_RANK=2 run 0 "$spoiled" -t 4 -b 4K -e 4K -n 1 -c 0
+      [[ $(field 9) == N/A ]] || fail "#wrong is $(field 9)"
+    done
+    ;;
   json_on_stdout)
     run 0 "$perf" -t 4 -b 4K -e 8K -f 2 "${small[@]}" -J -
     valid_json "$work/out"
@@ -108,6 +123,41 @@ case $case_name in
       run 0 "$perf" -t $ranks -b 1M -e 8M -f 2 -n 3 -w 1
       bandwidths $ranks
     done
+    ;;
+  demanded_bandwidth)
+    # nccl-tests' variable: below nine tenths of it is a failure.
+    NCCL_TESTS_MIN_BW=0 run 0 "$perf" -t 2 -b 4K -e 4K "${small[@]}" -J "$work/ok.json"
+    grep -qE '^# Avg bus bandwidth +: [0-9.e-]+ OK' "$work/out" || fail "not OK"
+    NCCL_TESTS_MIN_BW=1000000 run nonzero "$perf" -t 2 -b 4K -e 4K "${small[@]}" -J "$work/slow.json"
+    [[ $code == 1 ]] || fail "exit code $code"
+    grep -qE '^# Avg bus bandwidth +: [0-9.e-]+ FAILED' "$work/out" || fail "not FAILED"
+    grep -q '"okay": "false"' "$work/slow.json" || fail "JSON"
+    ;;
+  json_keys)
+    # Those of nccl-tests, where it has them.
+    run 0 "$flat/all_gather_perf" -t 2 -b 1K -e 2K -f 2 -n 3 -I 1 -J "$work/file.json"
+    valid_json "$work/file.json"
+    python3 - "$work/file.json" <<'CHECK' || fail "keys"
+import json, sys
+d = json.load(open(sys.argv[1]))
+top = "version start_time end_time args env nccl_version config results out_of_bounds average_bus_bandwidth errors"
+assert set(top.split()) <= set(d), set(top.split()) - set(d)
+config = ("nthreads ngpus minimum_bytes maximum_bytes step_factor warmup_iters iterations aggregated_iterations "
+          "validation graph blocking_collectives per_iter_timing parallel_init devices")
+assert set(config.split()) <= set(d["config"]), d["config"]
+assert len(d["config"]["devices"]) == 2
+assert set("rank group pid hostname device device_hex device_info".split()) <= set(d["config"]["devices"][0])
+assert [r["size"] for r in d["results"]] == [1024, 2048]
+row = d["results"][0]
+keys = "size count type redop root out_of_place in_place actual_iterations experiment_name path reason chunks"
+assert set(keys.split()) <= set(row), row
+assert set("time alg_bw bus_bw nwrong completion_us".split()) <= set(row["in_place"])
+single = row["out_of_place_per_iter"]
+assert len(single["times_us"]) == 3
+assert single["min_us"] <= single["p50_us"] <= single["p99_us"] <= single["max_us"]
+assert d["out_of_bounds"] == {"count": 0, "okay": "true"}
+assert d["average_bus_bandwidth"]["okay"] == "unchecked"
+CHECK
     ;;
   expect_ranks)
     run 0 "$perf" "${small[@]}" -b 4K -e 4K --expect-ranks 1
@@ -184,6 +234,140 @@ case $case_name in
       run nonzero "$flat/$binary" -t 4 -b 4K -e 4K -n 1 -J "$work/missing/file.json"
       has "missing/file.json" err
     done
+    ;;
+  nccl_options)
+    for binary in ulysses_a2a_perf all_gather_perf alltoall_perf; do
+      run 0 "$flat/$binary" -t 2 -b 4K -e 4K -n 2 -w 1 -m 2 -N 1 -c 1 -a 3 -z 1 -C 1 -S 1 -M 1 -p 0 -y 0 -o sum -r 0 \
+        -R 0 -D 0 -G 0 -d float -T 60 -g 1
+      # The options without effect say so; those with one show it.
+      for text in "# -p 0 changes nothing" "# -y 0 changes" "# -o sum changes" "# -r 0 changes" "# out plain" "cputime" \
+        "# Blocking Enabled: wait for completion and barrier" "timestamp" "# Host memory usage"; do
+        [[ $binary == ulysses_a2a_perf && $text == "# out plain" ]] || has "$text"
+      done
+      [[ $(rows) == 1 && $(field 9) == 0 ]] || fail "$(rows) rows, #wrong is $(field 9)"
+    done
+    run 0 "$flat/all_gather_perf" -t 2 -b 4K -e 4K -n 1 -R 2
+    has "# out window"
+    run 0 "$flat/all_gather_perf" --help
+    has "--report_cputime"
+    ;;
+  refused_options)
+    for binary in ulysses_a2a_perf all_gather_perf alltoall_perf; do
+      for arguments in "-G 1" "-D 1" "-V 16" "-x 1" "-z 3" "-N -1" "-N 0 -J $work/never.json" "-o median" "-r one" \
+        "-R 3" "-R 0 --out window" "-R 1 --out plain" "-u -1" "-I 2" "-J $work/table.csv" "-J - --csv -" \
+        "--csv $work/missing/t.csv"; do
+        # shellcheck disable=SC2086
+        run nonzero timeout 20 "$flat/$binary" -t 2 -b 1K -e 1K -n 1 $arguments
+        [[ $(wc -l <"$work/err") == 1 && ! -s $work/out ]] || fail "not one message: $arguments"
+      done
+      NCCL_TESTS_SPLIT="MOD 2" run nonzero "$flat/$binary" -t 2 -b 1K -e 1K
+      has "NCCL_TESTS_SPLIT" err
+    done
+    # A mode refuses what it would not read.
+    for arguments in "--latency -n 5" "--latency -e 8K" "--agreement -c 2" "--latency --csv $work/t.csv"; do
+      # shellcheck disable=SC2086
+      run nonzero "$perf" -t 2 $arguments
+      has "excludes" err
+    done
+    run nonzero "$flat/param_gather_perf" -t 2 --model wan14b --scale 1/65536 -n 5
+    has "excludes" err
+    ;;
+  per_iteration)
+    run 0 "$flat/all_gather_perf" -t 2 -b 4K -e 4K -n 5 -I 1
+    # i_min <= i_p99 <= i_max, out of place and in place.
+    awk '/^ +[0-9]+ +[0-9]+ /{ok = $10 <= $12 && $12 <= $11 && $18 <= $20 && $20 <= $19} END {exit !ok}' "$work/out" ||
+      fail "columns of the single calls"
+    ;;
+  cycles)
+    run 0 "$flat/alltoall_perf" -t 2 -b 1K -e 2K -f 2 -n 1 -N 3
+    [[ $(field 1 | xargs) == "1024 2048 1024 2048 1024 2048" ]] || fail "$(field 1)"
+    ;;
+  unaligned)
+    for out in window plain; do
+      run 0 "$perf" -t 3 -b 4K -e 1M -f 16 --heads 4 --head-dim 64 -n 1 -u 3 --out $out -d all --direction both
+      for binary in all_gather_perf alltoall_perf; do
+        run 0 "$flat/$binary" -t 3 -b 4K -e 1M -f 16 -n 1 -u 3 --out $out -d all
+      done
+    done
+    ;;
+  csv)
+    run 0 "$flat/all_gather_perf" -t 2 -b 1K -e 4K -f 2 -n 1 --csv "$work/table.csv" --lib "$library"
+    # A head; then per size in place and out of place, in each of two builds.
+    [[ $(wc -l <"$work/table.csv") == 13 ]] || fail "lines"
+    head -n 1 "$work/table.csv" | grep -q '^size,count,type,redop,root,placement,build,time_us,algbw,busbw,wrong,' ||
+      fail "head"
+    [[ $(grep -c '^1024,128,float,none,-1,out_of_place,this,' "$work/table.csv") == 1 ]] || fail "row"
+    run 0 "$perf" -t 2 -b 4K -e 4K "${small[@]}" --csv -
+    [[ $(wc -l <"$work/out") == 2 ]] || fail "not a table alone on stdout"
+    ;;
+  lib)
+    # A copy is another file, so another library: its own state, its own entry points.
+    cp "$library" "$work/libother.so"
+    for binary in ulysses_a2a_perf all_gather_perf alltoall_perf param_gather_perf; do
+      run 0 "$flat/$binary" -t 2 -b 4K -e 64K -f 16 -n 3 --lib "$work/libother.so" -J "$work/$binary.json"
+      has "# In turns with --lib"
+      [[ $(rows) == 2 ]] || fail "$(rows) rows"
+      # Time, #wrong and ratio come after variant, path, chunks and e2e.
+      awk '/^ +[0-9]+ +[0-9]+ /{if (!($18 > 0 && $19 == 0 && $20 > 0)) wrong = 1} END {exit wrong}' "$work/out" ||
+        fail "no times of the other build"
+      valid_json "$work/$binary.json"
+      grep -q '"ratio"' "$work/$binary.json" || fail "no ratio"
+    done
+    # What the other build gets wrong counts as well.
+    ULYSSES_TEST_CORRUPT_RANK=1 run nonzero "$damaged" -t 2 -b 4K -e 4K "${small[@]}" --lib "$work/libother.so"
+    has "# Out of bounds values : 2 FAILED"
+    ;;
+  lib_modes)
+    cp "$library" "$work/libother.so"
+    run 0 "$perf" -t 2 -b 64K -e 64K "${small[@]}" --baseline --rounds 2 --lib "$work/libother.so"
+    has "direct against direct, --lib"
+    run 0 "$perf" -t 2 --latency --rounds 2 --calls 10 --lib "$work/libother.so"
+    has "as fast as --lib"
+    run 0 "$flat/alltoall_perf" -t 2 -b 64K -e 64K -n 1 --baseline --rounds 2 --lib "$work/libother.so"
+    has "window against window, --lib"
+    run nonzero "$perf" -t 2 --agreement --lib "$work/libother.so"
+    has "excludes" err
+    ;;
+  lib_errors)
+    run nonzero "$perf" -t 2 -b 4K -e 4K --lib "$work/missing.so"
+    has "missing.so" err
+    echo "no library" >"$work/text.so"
+    run nonzero "$perf" -t 2 -b 4K -e 4K --lib "$work/text.so"
+    has "text.so" err
+    [[ $code == 2 ]] || fail "exit code $code"
+    ;;
+  progress)
+    run 0 "$flat/all_gather_perf" -t 2 -b 4M -e 4M -n 200 --progress 0.02
+    grep -qE '^all_gather_perf: [0-9]+ s: row 1 of 1, 4194304 bytes( in place)?: (warming up|timing|checking)$' \
+      "$work/err" || fail "no progress"
+    run 0 "$flat/all_gather_perf" -t 2 -b 4K -e 4K -n 1
+    [[ ! -s $work/err ]] || fail "progress of a short run"
+    ;;
+  memory)
+    # A terabyte per rank is more than there is: cut to what there is, and 1 TB is then no size any more.
+    run 0 "$flat/all_gather_perf" -t 2 -b 1K -e 1024G -f 1073741824 -n 1
+    has "# Reducing maxBytes to"
+    [[ $(field 1) == 1024 ]] || fail "sizes $(field 1)"
+    run nonzero "$flat/all_gather_perf" -t 2 -b 1024G -e 1024G
+    has "memory" err
+    ;;
+  parameters)
+    run 0 "$flat/param_gather_perf" -t 3 -b 0 -e 64K -i 32K -n 2
+    [[ $(rows) == 3 && $(field 9 | sort -u) == 0 ]] || fail "$(rows) rows, #wrong is $(field 9)"
+    has "# A hit: Acquire"
+    run 0 "$flat/param_gather_perf" -t 2 -b 64K -e 64K -n 1 -d half --baseline --rounds 2
+    has "parameter gather against plain copy"
+    ;;
+  mpi_lib)
+    cp "$library" "$work/libother.so"
+    run 0 mpi -n 2 "$flat/all_gather_perf" -b 64K -e 64K -n 3 --lib "$work/libother.so"
+    has "# In turns with --lib"
+    run nonzero mpi -n 2 "$flat/all_gather_perf" -b 64K -e 64K --lib "$work/missing.so"
+    [[ $(grep -c 'missing.so' "$work/err") == 1 ]] || fail "not one message"
+    ;;
+  mpi_parameters)
+    run 0 mpi -n 2 "$flat/param_gather_perf" -b 64K -e 64K -n 1 --baseline --rounds 2
+    has "parameter gather against MPI_Allgather"
     ;;
   mpi_flat)
     for binary in all_gather_perf alltoall_perf; do
