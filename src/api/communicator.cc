@@ -280,7 +280,7 @@ Result<const Schedule*> Communicator::schedule(Operation operation, const Contra
     request.headDim = g.headDim;
     request.elementBytes = element;
     ULYSSES_ASSIGN(const layout::Operand operand, layout::resolve(request, nranks_));
-    made = contiguousSchedule(operand, rank_);
+    ULYSSES_ASSIGN(made, contiguousSchedule(operand, rank_));
   } else {
     const std::optional<size_t> whole = checkedProduct(g.batch, element, nranks_);
     if (!whole || *whole > SIZE_MAX / 2)

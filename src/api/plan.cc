@@ -37,6 +37,7 @@ Result<std::shared_ptr<Plan>> Plan::create(std::span<const ulyssesA2ADesc_t> des
   const uint64_t number = comm->nextPlanNumber() * 2;
   std::shared_ptr<Plan> plan;
   ULYSSES_TRY(comm->agreeLocal(caught([&]() -> Status {
+    ULYSSES_TRY(checkCopies(operands, strides));
     plan.reset(new Plan(comm, number, std::move(operands), std::move(strides), descs[0].dtype));
     return {};
   })));

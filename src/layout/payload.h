@@ -21,6 +21,9 @@ size_t payloadBytes(const Operand& operand, int from, int to);
 std::vector<BlockCopy> packCopies(const Operand& operand, int from, int to, const Strides& in);
 std::vector<BlockCopy> unpackCopies(const Operand& operand, int from, int to, const Strides& out);
 
+// How many copies blockCopies(), packCopies() and unpackCopies() make of it together.
+size_t countCopies(const Operand& operand, int from, int to, const Strides& in, const Strides& out);
+
 // Finds the copies that cover a byte range of the payload. Takes any list in payload order (CopyOrder::Payload).
 class PayloadMap {
  public:

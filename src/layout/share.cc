@@ -5,17 +5,8 @@
 #include <utility>
 
 namespace ulysses::layout {
-namespace {
-
-struct Dim {
-  size_t count, src, dst;  // strides in bytes
-};
-
-// The loops that remain, innermost first: the bytes of a row, the rows of a copy, and two over copies.
-using Nest = std::array<Dim, 4>;
-
 // Nests dims (outermost first) around a contiguous run; those that continue what is inside them become one with it.
-Nest nest(const std::array<Dim, 3>& dims, size_t runBytes) {
+Share::Nest Share::nest(const std::array<Dim, 3>& dims, size_t runBytes) {
   Nest loops;
   loops.fill({1, 0, 0});
   loops[0] = {runBytes, 1, 1};
@@ -32,12 +23,12 @@ Nest nest(const std::array<Dim, 3>& dims, size_t runBytes) {
   return loops;
 }
 
-bool better(const Nest& a, const Nest& b) {
+bool Share::better(const Nest& a, const Nest& b) {
   if (a[0].count != b[0].count) return a[0].count > b[0].count;
   return a[2].count * a[3].count < b[2].count * b[3].count;
 }
 
-Nest bestNest(const std::array<Dim, 3>& dims, size_t runBytes) {
+Share::Nest Share::bestNest(const std::array<Dim, 3>& dims, size_t runBytes) {
   Nest best = nest(dims, runBytes);
   std::array<size_t, 3> order{0, 1, 2};
   while (std::next_permutation(order.begin(), order.end())) {
@@ -46,8 +37,6 @@ Nest bestNest(const std::array<Dim, 3>& dims, size_t runBytes) {
   }
   return best;
 }
-
-}  // namespace
 
 Share::Share(const Operand& operand, int from, int to)
     : batch_(operand.batch),
@@ -83,12 +72,21 @@ Placement Share::place(const LocalShape& shape, const Strides& strides, const Or
           s.head * elementBytes_};
 }
 
-std::vector<BlockCopy> Share::copies(const Placement& src, const Placement& dst, CopyOrder order) const {
-  if (bytes() == 0) return {};
+Share::Nest Share::loops(const Placement& src, const Placement& dst, CopyOrder order) const {
   const std::array<Dim, 3> dims{Dim{batch_, src.batch, dst.batch}, Dim{seq_.count, src.seq, dst.seq},
                                 Dim{heads_.count, src.head, dst.head}};
-  const Nest loops = order == CopyOrder::Payload ? nest(dims, runBytes_) : bestNest(dims, runBytes_);
-  const auto& [row, rows, middle, outer] = loops;
+  return order == CopyOrder::Payload ? nest(dims, runBytes_) : bestNest(dims, runBytes_);
+}
+
+size_t Share::countCopies(const Placement& src, const Placement& dst, CopyOrder order) const {
+  if (bytes() == 0) return 0;
+  const auto& [row, rows, middle, outer] = loops(src, dst, order);
+  return middle.count * outer.count;
+}
+
+std::vector<BlockCopy> Share::copies(const Placement& src, const Placement& dst, CopyOrder order) const {
+  if (bytes() == 0) return {};
+  const auto& [row, rows, middle, outer] = loops(src, dst, order);
   BlockCopy copy;
   copy.rows = rows.count;
   copy.rowBytes = row.count;

@@ -1,6 +1,7 @@
 // Internal to the layout: one share of an exchange, and how it lies in a buffer.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "layout/operand.h"
@@ -25,8 +26,19 @@ class Share {
 
   // The copies that take it from one placement to another; none for an empty share.
   std::vector<BlockCopy> copies(const Placement& src, const Placement& dst, CopyOrder order) const;
+  size_t countCopies(const Placement& src, const Placement& dst, CopyOrder order) const;
 
  private:
+  struct Dim {
+    size_t count, src, dst;  // strides in bytes
+  };
+  // The loops that make up the copies, innermost first: the bytes of a row, the rows of a copy, and two over copies.
+  using Nest = std::array<Dim, 4>;
+  static Nest nest(const std::array<Dim, 3>& dims, size_t runBytes);
+  static Nest bestNest(const std::array<Dim, 3>& dims, size_t runBytes);
+  static bool better(const Nest& a, const Nest& b);
+  Nest loops(const Placement& src, const Placement& dst, CopyOrder order) const;
+
   // The share's first token and head, counted in a rank's own tensor.
   struct Origin {
     size_t seq, head;

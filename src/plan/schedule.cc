@@ -1,5 +1,7 @@
 #include "plan/schedule.h"
 
+#include "base/format.h"
+
 #include <algorithm>
 #include <numeric>
 
@@ -56,6 +58,26 @@ Schedule flatSchedule(size_t bytes, size_t elementBytes, size_t inBytes, int ran
 
 }  // namespace
 
+Status checkCopies(std::span<const Operand> operands, std::span<const OperandStrides> strides) {
+  constexpr size_t kMostCopies = size_t{1} << 23;  // half a gigabyte
+  const int nranks = operands.empty() ? 0 : operands.front().nranks();
+  for (int from = 0; from < nranks; ++from) {
+    size_t copies = 0;
+    for (int to = 0; to < nranks; ++to) {
+      for (size_t i = 0; i < operands.size(); ++i) {
+        const layout::Strides &in = strides[i].in[static_cast<size_t>(from)], &out = strides[i].out[static_cast<size_t>(to)];
+        copies += layout::countCopies(operands[i], from, to, in, out);
+        if (copies > kMostCopies)
+          return Status(ulyssesInvalidArgument,
+                        formatText("the exchange takes rank {} more than {} copies, so small are the pieces of operand {} "
+                                   "that lie together; give it fewer planes, or strides with longer rows",
+                                   from, kMostCopies, i));
+      }
+    }
+  }
+  return {};
+}
+
 Schedule exchangeSchedule(std::span<const Operand> operands, std::span<const OperandStrides> strides, int rank) {
   const int nranks = operands.empty() ? 1 : operands.front().nranks();
   Schedule s = emptySchedule(rank, nranks, operands.size());
@@ -105,9 +127,10 @@ Schedule exchangeSchedule(std::span<const Operand> operands, std::span<const Ope
   return s;
 }
 
-Schedule contiguousSchedule(const Operand& operand, int rank) {
+Result<Schedule> contiguousSchedule(const Operand& operand, int rank) {
   const auto nranks = static_cast<size_t>(operand.nranks());
   const OperandStrides contiguous{std::vector<layout::Strides>(nranks), std::vector<layout::Strides>(nranks)};
+  ULYSSES_TRY(checkCopies(std::span(&operand, 1), std::span(&contiguous, 1)));
   return exchangeSchedule(std::span(&operand, 1), std::span(&contiguous, 1), rank);
 }
 

@@ -49,9 +49,13 @@ struct Schedule {
   bool empty() const { return largestSend == 0; }
 };
 
-// `strides` has one entry per operand. All operands have the same number of ranks.
+// ulyssesInvalidArgument where the exchange is cut so small that a rank could not hold the copies that it takes, as with
+// millions of planes of one element. The same on all ranks.
+Status checkCopies(std::span<const layout::Operand> operands, std::span<const OperandStrides> strides);
+
+// `strides` has one entry per operand. All operands have the same number of ranks. They have passed checkCopies().
 Schedule exchangeSchedule(std::span<const layout::Operand> operands, std::span<const OperandStrides> strides, int rank);
-Schedule contiguousSchedule(const layout::Operand& operand, int rank);
+Result<Schedule> contiguousSchedule(const layout::Operand& operand, int rank);
 Schedule allGatherSchedule(size_t bytes, size_t elementBytes, int rank, int nranks);
 Schedule allToAllSchedule(size_t bytes, size_t elementBytes, int rank, int nranks);
 

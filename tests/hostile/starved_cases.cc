@@ -87,6 +87,7 @@ TEST_CASE("a rank whose descriptors run out at init says so, and the others name
 }
 
 TEST_CASE("descriptors that run out after init fail that call on all ranks, the next one works", "[hostile]") {
+  const Environment environment("ULYSSES_PATH", "staged");
   CHECK(failures(runJob(3, kNothing, [](int rank, ulyssesResult_t init, ulyssesComm_t comm) -> std::string {
           EXPECT_OK(init);
           const rlim_t before = limitOf(RLIMIT_NOFILE).rlim_cur;
@@ -111,6 +112,7 @@ TEST_CASE("descriptors that run out after init fail that call on all ranks, the 
 }
 
 TEST_CASE("memory that one rank may not have is out of memory on all, the next call works", "[hostile]") {
+  const Environment environment("ULYSSES_PATH", "staged");
   if (kSanitized) ULYSSES_SKIP("sanitizers reserve the address space that this test limits");
   CHECK(failures(runJob(3, kNothing, [](int rank, ulyssesResult_t init, ulyssesComm_t comm) -> std::string {
           EXPECT_OK(init);
@@ -186,6 +188,7 @@ TEST_CASE("without /proc nothing tells that ranks share a host: one verdict on a
 }
 
 TEST_CASE("a rank whose kernel refuses shared memory: one error on all, at init or in the call", "[hostile]") {
+  const Environment environment("ULYSSES_PATH", "staged");
   for (const int refused : {0, 1}) {
     CAPTURE(refused);
     CHECK(failures(runJob(
@@ -214,7 +217,7 @@ TEST_CASE("a rank whose kernel refuses shared memory: one error on all, at init 
 }
 
 TEST_CASE("calls that a container may refuse are not needed", "[hostile]") {
-  for (const int call : {SYS_mbind, SYS_pidfd_open, SYS_getrandom, SYS_sched_setaffinity}) {
+  for (const int call : {SYS_mbind, SYS_pidfd_open, SYS_getrandom, SYS_sched_setaffinity, SYS_process_vm_readv}) {
     CAPTURE(call);
     CHECK(failures(runJob(
               2, [&](int) -> std::string { return refuse(call) ? "" : "seccomp"; },
