@@ -44,8 +44,8 @@ void Buffer::release() {
 }
 
 void touch(std::byte* data, size_t bytes) {
-  constexpr size_t kPage = 4096;
-  for (size_t i = 0; i < bytes; i += kPage) {
+  constexpr size_t kLine = 64;
+  for (size_t i = 0; i < bytes; i += kLine) {
     volatile std::byte* p = data + i;
     *p = *p;
   }

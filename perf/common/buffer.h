@@ -37,7 +37,8 @@ class Buffer {
   const Communicator* comm_ = nullptr;  // set for a window
 };
 
-// Writes one byte of every page back, so that no page fault is left for what is measured next.
+// Writes one byte of every cache line back: no page fault is left for what is measured next, and inputs lie as the code
+// that computes them leaves them, changed, in this processor's cache.
 void touch(std::byte* data, size_t bytes);
 
 // One pass over the memory with stores that bypass the caches where the processor has them.
