@@ -79,8 +79,8 @@ __device__ __forceinline__ void reportError(const Exchange& x, uint32_t epoch, K
   host->error = static_cast<uint32_t>(error);
 }
 
-// Reads the entries of all ranks: contracts, and where the outputs lie. Only when all contracts are this rank's own may
-// anything be stored.
+// Reads the entries of all ranks: contracts, and where the outputs lie. Only when all contracts are this rank's own, and
+// no call is wrong on its rank (contract 0), may anything be stored.
 __device__ __forceinline__ bool readEntries(const Exchange& x, CtaState& cta) {
   const int rank = x.channel.rank, nranks = x.channel.nranks;
   const uint32_t items = 1 + x.operands;
@@ -97,14 +97,14 @@ __device__ __forceinline__ bool readEntries(const Exchange& x, CtaState& cta) {
     uint64_t value = kPlain;
     arrived &= await(x.channel.host, [&] {
       if (came(item, value)) return true;
-      // A rank with another contract may have fewer operands: the location would never come.
+      // A rank with another contract, or another wrong call, may have fewer operands: the location would never come.
       uint64_t contract;
-      const bool other = item > 0 && came(0, contract) && contract != x.contract;
+      const bool other = item > 0 && came(0, contract) && (contract != x.contract || contract == 0);
       if (other) value = kPlain;
       return other;
     });
     if (item == 0) {
-      agreed &= value == x.contract;
+      agreed &= value == x.contract && value != 0;
       cta.contract[peer] = value;
       continue;
     }
@@ -118,8 +118,9 @@ __device__ __forceinline__ bool readEntries(const Exchange& x, CtaState& cta) {
     if (threadIdx.x == 0) reportError(x, cta.epoch, KernelError::Aborted, -1);
   } else if (blockIdx.x == 0 && threadIdx.x == 0) {
     int first = 1;
-    while (cta.contract[first] == cta.contract[0]) ++first;
-    reportError(x, cta.epoch, KernelError::Mismatch, first);
+    while (first < nranks && cta.contract[first] == cta.contract[0]) ++first;
+    // Where the call is wrong on every rank, every host knows.
+    if (first < nranks) reportError(x, cta.epoch, KernelError::Mismatch, cta.contract[0] == 0 ? 0 : first);
   }
   return false;
 }
@@ -359,7 +360,8 @@ __global__ void __launch_bounds__(kThreads, 1) smallExchangeKernel(const __grid_
   enter(x, cta);
   const int rank = x.channel.rank, nranks = x.channel.nranks;
   const uint32_t lane = blockIdx.x * blockDim.x + threadIdx.x, lanes = gridDim.x * blockDim.x;
-  const uint32_t sends = countLines(cta.table.send, rank, nranks), receives = countLines(cta.table.recv, rank, nranks);
+  const uint32_t sends = x.contract != 0 ? countLines(cta.table.send, rank, nranks) : 0;  // a wrong call's inputs are not read
+  const uint32_t receives = countLines(cta.table.recv, rank, nranks);
   for (uint32_t i = lane; i < sends; i += lanes) {
     const LineOf found = findLine(cta.table.send, rank, nranks, i);
     sendLine(x, cta, found.peer, found.line);

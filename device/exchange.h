@@ -55,7 +55,7 @@ struct HostWords {
   uint32_t abort;  // host -> kernels: anything but 0 ends every spin
   uint32_t error;  // kernels -> host: a KernelError; stays until the host clears it
   uint32_t errorEpoch;
-  int32_t errorRank;  // the first rank whose contract differs from rank 0's; -1 if aborted
+  int32_t errorRank;  // the first rank whose contract differs from rank 0's, or 0 whose call is wrong; -1 if aborted
 };
 
 // In device memory of this rank's GPU: where each window of the communicator lies in this rank's address space, by
@@ -88,7 +88,7 @@ struct Channel {
 };
 
 // One launch. The contract hash must cover everything that has to be equal on all ranks: geometry, splits, ctas,
-// tileBytes, small or not.
+// tileBytes, small or not. 0: the call is wrong on this rank, its buffers are not looked at, and no rank stores anything.
 struct Exchange {
   Channel channel;
   uint64_t contract;

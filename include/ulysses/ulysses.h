@@ -279,7 +279,7 @@ ULYSSES_API ulyssesResult_t ulyssesPlanCreate(ulyssesPlan_t* plan, int n, const 
 
 /* Runs the exchange: in[i] and out[i] are operand i's tensors on this rank; no output overlaps an input or an output.
    Collective, without a host wait on device memory: ranks whose plans differ find out on the device, write nothing, and
-   the mismatch shows in ulyssesCommGetAsyncError and at the next call. On host memory it completes, and reports, before
+   the mismatch shows in ulyssesCommGetAsyncError or as the next call's result, which is made all the same. On host memory it completes, and reports, before
    it returns. Capturable; replays mix with eager calls. Errors: ulyssesInvalidArgument (NULL, overlapping or misaligned
    buffers, an output that is not boundOut), ulyssesInvalidUsage (two threads at once), ulyssesUnhandledCudaError. */
 ULYSSES_API ulyssesResult_t ulyssesPlanExecute(ulyssesPlan_t plan, const void* const in[], void* const out[],
@@ -344,15 +344,20 @@ ULYSSES_API ulyssesResult_t ulyssesAlltoAll(const void* sendbuff, void* recvbuff
 ULYSSES_API ulyssesResult_t ulyssesMemAlloc(void** ptr, size_t bytes, ulyssesComm_t comm);
 
 /* Gives back what MemAlloc gave, once no call uses it; NULL is allowed. Local: peers unmap it at their next collective
-   call. Errors: ulyssesInvalidArgument (not from ulyssesMemAlloc on this communicator). */
+   call. Errors: ulyssesInvalidArgument (not from ulyssesMemAlloc on this communicator), ulyssesInvalidUsage (device
+   memory that an exchange on a stream, outside a graph, may still write; nothing is given back then). */
 ULYSSES_API ulyssesResult_t ulyssesMemFree(void* ptr, ulyssesComm_t comm);
 
-/* Makes the caller's own device memory a window, where it can be exported to the peers. The memory stays the caller's
-   and outlives the window. Counts against the cap. Collective. As ncclCommWindowRegister. Errors: ulyssesNotSupported
-   (on all, where one rank's memory can't be exported; always on host memory), ulyssesOutOfMemory (the cap). */
+/* Makes the caller's own device memory a window, where it can be exported to the peers: memory of cudaMalloc, any part of
+   an allocation, and of cuMemCreate with POSIX file descriptors as handle type. `bytes` may differ by rank; with 0 a rank
+   brings nothing. The memory stays the caller's and outlives the window; what peers have mapped they unmap in the next
+   ulyssesMemAlloc, ulyssesWindowRegister or ulyssesPlanCreate after its end. Counts against the cap. Collective. As
+   ncclCommWindowRegister. Errors: ulyssesNotSupported (on all, where one rank's memory can't be exported; always on host
+   memory), ulyssesOutOfMemory (the cap), ulyssesInvalidArgument (NULL, or memory that lies in a window already). */
 ULYSSES_API ulyssesResult_t ulyssesWindowRegister(ulyssesComm_t comm, void* buff, size_t bytes, ulyssesWindow_t* win);
 
-/* Ends a window, once no call uses it. Local, as ulyssesMemFree. As ncclCommWindowDeregister. */
+/* Ends a window, once no call uses it; NULL is allowed. Local, as ulyssesMemFree. As ncclCommWindowDeregister. Errors:
+   ulyssesInvalidArgument (not a window of this communicator), ulyssesInvalidUsage (as ulyssesMemFree). */
 ULYSSES_API ulyssesResult_t ulyssesWindowDeregister(ulyssesComm_t comm, ulyssesWindow_t win);
 
 /* ---- Persistent parameters ---- */

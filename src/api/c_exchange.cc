@@ -134,24 +134,29 @@ ulyssesResult_t ulyssesMemFree(void* ptr, ulyssesComm_t comm) {
   });
 }
 
-ulyssesResult_t ulyssesWindowRegister(ulyssesComm_t comm, void*, size_t, ulyssesWindow_t* win) {
+ulyssesResult_t ulyssesWindowRegister(ulyssesComm_t comm, void* buff, size_t bytes, ulyssesWindow_t* win) {
   return guarded([&]() -> Status {
     ULYSSES_ASSIGN(std::shared_ptr<Communicator> c, open(comm, "comm"));
     if (win != nullptr) *win = nullptr;
-    return nowOrLater(c, [c]() -> Status {
-      Call call;
-      call.operation = Operation::WindowRegister;
-      call.local = Status(ulyssesNotSupported,
-                          "host memory of the caller's own cannot be mapped by other processes; use ulyssesMemAlloc");
-      return c->run(call);
+    return nowOrLater(c, [=]() -> Status {
+      auto window = std::make_shared<CallerWindow>(CallerWindow{c, 0});
+      const Status local = win != nullptr ? Status() : Status(ulyssesInvalidArgument, "win is NULL");
+      ULYSSES_TRY(c->registerWindow(buff, bytes, local, &window->number));
+      *win = makeHandle<ulyssesWindow>(std::move(window));
+      return {};
     });
   });
 }
 
-ulyssesResult_t ulyssesWindowDeregister(ulyssesComm_t comm, ulyssesWindow_t) {
+ulyssesResult_t ulyssesWindowDeregister(ulyssesComm_t comm, ulyssesWindow_t win) {
   return guarded([&]() -> Status {
-    ULYSSES_TRY(open(comm, "comm").status());
-    return Status(ulyssesInvalidArgument, "win is not a window of this communicator");
+    ULYSSES_ASSIGN(std::shared_ptr<Communicator> c, open(comm, "comm"));
+    if (win == nullptr) return {};
+    ULYSSES_ASSIGN(std::shared_ptr<CallerWindow> window, open(win, "win"));
+    if (window->comm.lock() != c) return Status(ulyssesInvalidArgument, "win is not a window of this communicator");
+    ULYSSES_TRY(c->deregisterWindow(window->number));
+    closeHandle(win);
+    return {};
   });
 }
 

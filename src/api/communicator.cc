@@ -12,6 +12,7 @@
 #include "base/datatype.h"
 #include "base/log.h"
 #include "base/test_hooks.h"
+#include "plan/policy_facts.h"
 #include "transport/host_copy.h"
 
 namespace ulysses {
@@ -191,7 +192,10 @@ Status Communicator::runAlone(const Call& call) {
   if (!call.local.ok()) return call.local;
   if (call.schedule == nullptr || call.schedule->empty()) return {};
   noteCall(true, "direct", "one rank");
-  if (onDevice()) return copyOnDevice(*call.schedule, call.in, call.out, call.stream);
+  if (onDevice()) {
+    ULYSSES_TRY(copyOnDevice(*call.schedule, call.in, call.out, call.stream));
+    return waitInGroup(call.stream);
+  }
   for (size_t i = 0; i < call.schedule->operands; ++i)
     for (const layout::BlockCopy& c : call.schedule->shares[0][i].direct.copies()) {
       const auto* src = static_cast<const std::byte*>(call.in[i]);
@@ -246,10 +250,7 @@ Status Communicator::memAlloc(void** ptr, size_t bytes) {
   const std::lock_guard lock(calls_);
   uint32_t window = 0;
   ULYSSES_TRY(registrar_->allocate(bytes, *channel_, callDeadline(), &window));
-  if (const Status known = transport_ ? transport_->publishWindow(window, callDeadline()) : Status(); !known.ok()) {
-    registrar_->retire(window);
-    return known;
-  }
+  ULYSSES_TRY(publish(window));
   *ptr = bytes != 0 ? registrar_->base(rank_, window) : nullptr;
   return {};
 }
@@ -257,8 +258,45 @@ Status Communicator::memAlloc(void** ptr, size_t bytes) {
 Status Communicator::memFree(void* ptr) {
   if (ptr == nullptr) return {};
   const std::lock_guard lock(calls_);
-  if (registrar_ == nullptr) return Status(ulyssesInvalidArgument, "this communicator has no windows");
-  return registrar_->release(ptr);
+  const uint32_t window = registrar_ ? registrar_->allocatedAt(ptr) : 0;
+  if (window == 0)
+    return Status(ulyssesInvalidArgument,
+                  formatText("{} is not the start of memory from ulyssesMemAlloc of this communicator", ptr));
+  return releaseWindow(window);
+}
+
+Status Communicator::registerWindow(void* buff, size_t bytes, Status local, uint32_t* window) {
+  if (registrar_ == nullptr)
+    return Status(ulyssesNotSupported, formatText("there are no windows: {}", noWindows_));
+  Call call;
+  call.operation = Operation::WindowRegister;
+  call.local = std::move(local);
+  if (call.local.ok()) {
+    const std::lock_guard lock(calls_);
+    call.local = registrar_->adoptable(buff, bytes);
+  }
+  ULYSSES_TRY(run(call));
+  const std::lock_guard lock(calls_);
+  ULYSSES_TRY(registrar_->adopt(buff, bytes, *channel_, callDeadline(), window));
+  return publish(*window);
+}
+
+Status Communicator::deregisterWindow(uint32_t window) {
+  const std::lock_guard lock(calls_);
+  return releaseWindow(window);
+}
+
+Status Communicator::publish(uint32_t window) {
+  const Status known = transport_ ? transport_->publishWindow(window, callDeadline()) : Status();
+  if (!known.ok()) registrar_->retire(window);
+  return known;
+}
+
+Status Communicator::releaseWindow(uint32_t window) {
+  if (transport_ && transport_->inUse(window))
+    return Status(ulyssesInvalidUsage, "an exchange that was launched into this memory is not over yet: wait for its stream, then give the memory back");
+  registrar_->release(window);
+  return {};
 }
 
 Result<const Schedule*> Communicator::schedule(Operation operation, const Contract::Geometry& g) {
@@ -270,6 +308,8 @@ Result<const Schedule*> Communicator::schedule(Operation operation, const Contra
     return schedules_.front().schedule.get();
   }
   Schedule made;
+  plan::PolicyFacts policy;
+  const auto dtype = static_cast<ulyssesDataType_t>(g.dtype);
   const size_t element = elementBytes(static_cast<int>(g.dtype));
   if (operation == Operation::Exchange) {
     layout::OperandRequest request;
@@ -281,15 +321,18 @@ Result<const Schedule*> Communicator::schedule(Operation operation, const Contra
     request.elementBytes = element;
     ULYSSES_ASSIGN(const layout::Operand operand, layout::resolve(request, nranks_));
     ULYSSES_ASSIGN(made, contiguousSchedule(operand, rank_));
+    const OperandStrides contiguous = contiguousStrides(nranks_);
+    policy = plan::policyFacts(policy_, dtype, std::span(&operand, 1), std::span(&contiguous, 1), {false});
   } else {
     const std::optional<size_t> whole = checkedProduct(g.batch, element, nranks_);
     if (!whole || *whole > SIZE_MAX / 2)
       return Status(ulyssesInvalidArgument, formatText("{} elements for each of {} ranks exceed 63 bits", g.batch, nranks_));
     made = operation == Operation::AllGather ? allGatherSchedule(g.batch * element, element, rank_, nranks_)
                                              : allToAllSchedule(g.batch * element, element, rank_, nranks_);
+    policy = plan::policyFacts(policy_, dtype, made);
   }
   if (schedules_.size() == kCachedSchedules) schedules_.pop_back();
-  schedules_.insert(schedules_.begin(), {operation, g, std::make_unique<const Schedule>(std::move(made)), nullptr});
+  schedules_.insert(schedules_.begin(), {operation, g, std::make_unique<const Schedule>(std::move(made)), std::move(policy), nullptr});
   return schedules_.front().schedule.get();
 }
 

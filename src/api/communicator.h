@@ -64,6 +64,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   Status memAlloc(void** ptr, size_t bytes);  // collective
   Status memFree(void* ptr);                  // local
+  // Collective: the caller's own memory as a window, whose number comes out. `local`: what is wrong with the call already.
+  Status registerWindow(void* buff, size_t bytes, Status local, uint32_t* window);
+  Status deregisterWindow(uint32_t window);  // local
 
   // Collective on this communicator; null for ULYSSES_SPLIT_NOCOLOR. `local`: what is wrong with the call already.
   Result<std::shared_ptr<Communicator>> split(int color, int key, const Config& config, Status local);
@@ -75,12 +78,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   bool onDevice() const { return device_ >= 0; }
   int device() const { return device_; }  // -1 on host memory
+  // What the policy has to know of this communicator.
+  const plan::PolicyFacts& policyFacts() const { return policy_; }
   // Collective, on device memory: what a plan's executions need; they share flags and staging for captured launches.
-  Status prepareOnDevice(std::span<const Schedule* const> schedules,
+  Status prepareOnDevice(std::span<const DeviceTransport::Work> works,
                          std::vector<std::shared_ptr<DeviceTransport::Prepared>>* prepared);
-  // Local, on device memory: launches and waits for nothing. `identity` is the same on all ranks and tells plans apart.
-  Status executeOnDevice(DeviceTransport::Prepared* prepared, uint64_t identity, const Call& call);
-  DeviceTransport::Shape shapeOf(const DeviceTransport::Prepared& prepared) const { return transport_->shapeOf(prepared); }
+  // Local, on device memory: launches and waits for nothing.
+  Status executeOnDevice(DeviceTransport::Prepared* prepared, const Call& call);
+  const DeviceTransport::Info& infoOf(const DeviceTransport::Prepared& prepared) const { return transport_->infoOf(prepared); }
 
   uint64_t nextPlanNumber() { return nextPlan_++; }
   uint64_t nextParamNumber() { return nextParam_++; }
@@ -104,7 +109,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Communicator(int rank, int nranks) : rank_(rank), nranks_(nranks) {}
   Status perform(const Call& call);
   Status performOnDevice(const Call& call);
-  Status launchPlanned(DeviceTransport::Prepared* prepared, uint64_t identity, const Call& call, Status local);
+  // On device memory: in a group a call returns when its data is there, unless the stream records it.
+  Status waitInGroup(ulyssesStream_t stream);
+  // Collective, the contract agreed: makes a window known to the kernels, or undoes it.
+  Status publish(uint32_t window);
+  Status releaseWindow(uint32_t window);  // local
+  Status launchPlanned(DeviceTransport::Prepared* prepared, const Call& call, Status local);
   Status chooseMemory(uint32_t requested, Deadline deadline);
   Status setUpDevice(size_t capBytes, Deadline deadline);
   void dumpOnce();  // on the first failure that ends the communicator, unless ULYSSES_DUMP_DIR=off
@@ -141,6 +151,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::unique_ptr<HostTransport> host_;
   std::unique_ptr<DeviceTransport> transport_;  // of device memory; null where it cannot be fused
   int device_ = -1, ranksPerDevice_ = 0;
+  std::vector<std::string> gpus_;  // of all ranks, on device memory
+  plan::PolicyFacts policy_;
   bool lsa_ = false;
   std::string noWindows_;  // agreed: why there is no fused path at all
   std::unique_ptr<Fallback> fallback_;
@@ -161,6 +173,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     Operation operation;
     Contract::Geometry geometry;
     std::unique_ptr<const Schedule> schedule;
+    plan::PolicyFacts policy;
     std::shared_ptr<DeviceTransport::Prepared> prepared;
   };
   std::vector<CachedSchedule> schedules_;  // most recently used first

@@ -8,40 +8,25 @@
 #include "api/group.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "base/test_hooks.h"
 #include "bootstrap/stage.h"
+#include "plan/contract_hash.h"
 #include "topology/decide.h"
 #include "topology/probe.h"
 
 namespace ulysses {
 namespace {
 
-// FNV-1a over what must be equal on all ranks; never 0, which marks a call that is wrong on its rank.
-class ContractHash {
- public:
-  void add(uint64_t value) {
-    for (int i = 0; i < 8; ++i, value >>= 8) hash_ = (hash_ ^ (value & 0xff)) * 0x100000001b3;
-  }
-  uint64_t value() const { return hash_ | 1; }
-
- private:
-  uint64_t hash_ = 0xcbf29ce484222325;
-};
-
-uint64_t hashOf(Operation operation, uint64_t identity, const DeviceTransport::Shape& shape) {
-  ContractHash hash;
-  hash.add(static_cast<uint64_t>(operation));
-  hash.add(identity);
-  hash.add(shape.ctas);
-  hash.add(shape.tileBytes);
-  hash.add(shape.small);
-  return hash.value();
+// Tells eager calls apart, the same on all ranks.
+uint64_t identityOf(Operation operation, const Contract::Geometry& g) {
+  return contractHash({static_cast<uint64_t>(operation), g.direction, g.dtype, g.batch, g.seq, g.heads, g.headDim, g.object,
+                       g.version});
 }
 
-uint64_t identityOf(const Contract::Geometry& g) {
-  ContractHash hash;
-  for (const uint64_t v : {uint64_t{g.direction}, uint64_t{g.dtype}, g.batch, g.seq, g.heads, g.headDim, g.object, g.version})
-    hash.add(v);
-  return hash.value();
+// "NVIDIA H200" is an H200 to the tuning table.
+std::string architectureOf(const std::string& name) {
+  constexpr std::string_view kMaker = "NVIDIA ";
+  return name.compare(0, kMaker.size(), kMaker) == 0 ? name.substr(kMaker.size()) : name;
 }
 
 }  // namespace
@@ -92,6 +77,11 @@ Status Communicator::chooseMemory(uint32_t requested, Deadline deadline) {
   device_ = currentCudaDevice();
   ranksPerDevice_ = verdict.ranksPerDevice;
   lsa_ = verdict.lsa;
+  policy_.gpu = hooks::architecture().empty() ? architectureOf(ranks[0].gpu->name) : hooks::architecture();
+  for (const RankFacts& r : ranks) {
+    gpus_.push_back(r.gpu->uuid);
+    if (r.gpu->name != ranks[0].gpu->name) policy_.gpu.clear();  // no row of the tuning table is for a mixture
+  }
   if (!verdict.fusedOk) noWindows_ = verdict.reason;
   return {};
 }
@@ -104,6 +94,7 @@ Status Communicator::setUpDevice(size_t capBytes, Deadline deadline) {
   setup.rank = rank_;
   setup.nranks = nranks_;
   setup.device = device_;
+  setup.gpus = gpus_;
   setup.ranksPerDevice = ranksPerDevice_;
   setup.maxCtas = maxCtas_;
   setup.stagingLimit = stagingLimit_;
@@ -130,21 +121,19 @@ Status Communicator::performOnDevice(const Call& call) {
   mine.geometry.hits = hits_;
   mine.geometry.hitsHash = hitsHash_;
   mine.ineligible = ineligibleBits();
-  if (transport_) mine.capturing = transport_->capturing(call.stream);
+  mine.capturing = isCapturing(call.stream);
   const auto cached = std::find_if(schedules_.begin(), schedules_.end(),
                                    [&](const CachedSchedule& c) { return c.schedule.get() == call.schedule; });
   mine.prepared = cached != schedules_.end() && cached->prepared != nullptr;
   Status local = call.local;
   if (local.ok() && transport_) local = transport_->takeError();
-  for (size_t i = 0; i < call.geometry.operands; ++i) mine.out[i] = Location{};
+  for (size_t i = 0; i < call.geometry.operands; ++i)
+    mine.out[i] = local.ok() && registrar_ ? registrar_->locate(call.out[i], call.schedule->outExtent[i]) : Location{};
   mine.setLocalStatus(local);
   Judgement judgement;
   ULYSSES_TRY(agree(call, mine, &judgement, deadline));
   if (!judgement.status.ok()) return judgement.status;
-  for (int r = 0; r < nranks_; ++r)
-    if (contracts_[static_cast<size_t>(r)]->capturing != 0)
-      return Status(ulyssesInvalidUsage, formatText("rank {} records a graph: an eager call agrees on the host and cannot be "
-                                                    "captured; capture the execution of a plan", r));
+  ULYSSES_TRY(judgeCapture(contracts_));
   if (call.schedule->empty()) return {};
   if (!judgement.fused || !transport_) {
     const Transfer transfer{*call.schedule, call.in, call.out, contracts_, deadline};
@@ -156,36 +145,43 @@ Status Communicator::performOnDevice(const Call& call) {
   for (const Contract* c : contracts_) allPrepared = allPrepared && c->prepared != 0;
   if (!allPrepared) {
     std::vector<std::shared_ptr<DeviceTransport::Prepared>> made;
-    ULYSSES_TRY(transport_->prepare(std::span(&call.schedule, 1), false, &made, deadline));
-    prepared = made[0];
-    if (cached != schedules_.end()) cached->prepared = prepared;
+    const DeviceTransport::Work work{call.schedule, identityOf(call.operation, call.geometry), cached->policy};
+    ULYSSES_TRY(transport_->prepare(std::span(&work, 1), DeviceTransport::Capture::Shared, &made, deadline));
+    prepared = cached->prepared = made[0];
   }
-  const uint64_t hash = hashOf(call.operation, identityOf(call.geometry), transport_->shapeOf(*prepared));
-  ULYSSES_TRY(transport_->launch(*prepared, hash, call.in, call.out, call.stream));
+  const std::string& refusal = transport_->infoOf(*prepared).refusal;
+  if (!refusal.empty() && anyPlainOutput(contracts_)) {
+    const Transfer transfer{*call.schedule, call.in, call.out, contracts_, deadline};
+    return moveByFallback(transfer, refusal);
+  }
+  ULYSSES_TRY(transport_->launch(*prepared, true, call.in, call.out, call.stream));
   noteCall(true, transport_->lastWasDirect() ? "direct" : "staged", "");
-  return group::running() ? synchroniseStream(call.stream) : Status();
+  return waitInGroup(call.stream);
 }
 
-Status Communicator::prepareOnDevice(std::span<const Schedule* const> schedules,
+Status Communicator::waitInGroup(ulyssesStream_t stream) {
+  return group::running() && !isCapturing(stream) ? synchroniseStream(stream) : Status();
+}
+
+Status Communicator::prepareOnDevice(std::span<const DeviceTransport::Work> works,
                                      std::vector<std::shared_ptr<DeviceTransport::Prepared>>* prepared) {
   const std::lock_guard lock(calls_);
   if (!transport_) {
-    prepared->resize(schedules.size());
+    prepared->resize(works.size());
     return {};
   }
-  return transport_->prepare(schedules, true, prepared, callDeadline());
+  return transport_->prepare(works, DeviceTransport::Capture::Own, prepared, callDeadline());
 }
 
-Status Communicator::executeOnDevice(DeviceTransport::Prepared* prepared, uint64_t identity, const Call& call) {
+Status Communicator::executeOnDevice(DeviceTransport::Prepared* prepared, const Call& call) {
   Entry entry(*this);
   recorder_->begin(call.operation, call.geometry);
-  Status status = launchPlanned(prepared, identity, call, entry.check());
+  Status status = launchPlanned(prepared, call, entry.check());
   recorder_->end(status, lastPath_.load(std::memory_order_relaxed));
-  if (status.ok() && group::running()) status = synchroniseStream(call.stream);
-  return status;
+  return status.ok() ? waitInGroup(call.stream) : status;
 }
 
-Status Communicator::launchPlanned(DeviceTransport::Prepared* prepared, uint64_t identity, const Call& call, Status local) {
+Status Communicator::launchPlanned(DeviceTransport::Prepared* prepared, const Call& call, Status local) {
   if (local.ok()) local = call.local;
   if (nranks_ == 1) {
     Call alone = call;
@@ -197,12 +193,13 @@ Status Communicator::launchPlanned(DeviceTransport::Prepared* prepared, uint64_t
     return Status(ulyssesNotSupported, formatText("not fused ({}), and this communicator has no fallback", noWindows_));
   if (ineligibleBits() != 0)
     return Status(ulyssesNotSupported, "not fused (switched off), and this communicator has no fallback");
-  if (const Status earlier = transport_->takeError(); local.ok()) local = earlier;
-  // A wrong call is launched all the same, as one that nobody may take part in: the peers find out on the device.
-  const uint64_t hash = local.ok() ? hashOf(call.operation, identity, transport_->shapeOf(*prepared)) : 0;
-  const Status launched = transport_->launch(*prepared, hash, call.in, call.out, call.stream);
+  // What an earlier exchange met is told, and must not make this one wrong: ranks learn of it at different times.
+  const Status earlier = transport_->takeError();
+  if (local.ok() && earlier.code() != ulyssesMismatch) local = earlier;
+  const Status launched = transport_->launch(*prepared, local.ok(), call.in, call.out, call.stream);
   if (!local.ok()) return local;
   ULYSSES_TRY(launched);
+  ULYSSES_TRY(earlier);
   noteCall(true, transport_->lastWasDirect() ? "direct" : "staged", "");
   return {};
 }

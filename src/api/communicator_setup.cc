@@ -14,6 +14,7 @@ namespace ulysses {
 namespace {
 
 constexpr size_t kDefaultWindowCap = size_t{1} << 30;
+constexpr int kNewestKernels = 2;
 
 // What each rank brings to init; decided upon by all alike.
 struct InitFacts {
@@ -22,6 +23,7 @@ struct InitFacts {
   uint64_t windowCapBytes = 0, stagingLimit = 0;
   uint32_t maxCtas = 0;  // 0: no limit
   uint32_t hasFallback = 0;
+  uint32_t kernelRevision = 0, chunkedTraining = 0;
 };
 
 // What a rank asks for that this build does not have is an error on all.
@@ -80,6 +82,8 @@ Status Communicator::setUp(const Allgather& addresses, Status local) {
   mine.stagingLimit = parameters_.stagingBytes;
   mine.maxCtas = static_cast<uint32_t>(parameters_.maxCtas != 0 ? parameters_.maxCtas : config.maxCtas);
   mine.hasFallback = fallback_ != nullptr;
+  mine.kernelRevision = static_cast<uint32_t>(parameters_.kernelRevision != 0 ? parameters_.kernelRevision : kNewestKernels);
+  mine.chunkedTraining = parameters_.longTraining == LongTraining::Chunked;
   local = hooks::injectedFailure(hooks::Stage::Configuration);
   if (local.ok()) local = checkMemory(mine.memory);
   ULYSSES_TRY(agreeStage(*channel_, local, deadline));
@@ -87,7 +91,8 @@ Status Communicator::setUp(const Allgather& addresses, Status local) {
   std::vector<Bytes> blobs;
   ULYSSES_TRY(channel_->allgather(blobOf(mine), blobs, deadline));
   size_t cap = SIZE_MAX;
-  bool allHaveFallback = true;
+  bool allHaveFallback = true, allChunked = true;
+  policy_.kernelRevision = kNewestKernels;
   stagingLimit_ = SIZE_MAX;
   for (int r = 0; r < nranks_; ++r) {
     InitFacts facts;
@@ -97,7 +102,12 @@ Status Communicator::setUp(const Allgather& addresses, Status local) {
     stagingLimit_ = std::min<size_t>(stagingLimit_, facts.stagingLimit);
     if (facts.maxCtas != 0 && (maxCtas_ == 0 || facts.maxCtas < maxCtas_)) maxCtas_ = facts.maxCtas;
     allHaveFallback = allHaveFallback && facts.hasFallback != 0;
+    allChunked = allChunked && facts.chunkedTraining != 0;
+    policy_.kernelRevision = std::min(policy_.kernelRevision, static_cast<int>(facts.kernelRevision));
   }
+  policy_.ranks = nranks_;
+  policy_.capBytes = cap;
+  policy_.longTraining = allChunked ? LongTraining::Chunked : LongTraining::Auto;
   if (!allHaveFallback) fallback_.reset();
 
   recorder_ = std::make_unique<FlightRecorder>(config_.name, rank_, nranks_);

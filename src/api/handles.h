@@ -30,6 +30,22 @@ struct ulyssesParamComm {
 
 namespace ulysses {
 
+// A window of the caller's memory. It ends with its communicator at the latest.
+struct CallerWindow {
+  std::weak_ptr<Communicator> comm;
+  uint32_t number;
+};
+
+}  // namespace ulysses
+
+struct ulyssesWindow {
+  static constexpr uint64_t kMark = 0x756c797373657769;
+  uint64_t mark = kMark;
+  std::shared_ptr<ulysses::CallerWindow> object;
+};
+
+namespace ulysses {
+
 // Sets the thread's text and gives the code.
 ulyssesResult_t report(const Status& status);
 

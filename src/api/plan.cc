@@ -9,16 +9,19 @@
 #include "api/group.h"
 #include "base/caught.h"
 #include "base/checked.h"
+#include "plan/contract_hash.h"
 #include "plan/desc_record.h"
+#include "plan/policy_facts.h"
 
 namespace ulysses {
 Plan::Plan(std::shared_ptr<Communicator> comm, uint64_t number, std::vector<layout::Operand> operands,
-           std::vector<OperandStrides> strides, ulyssesDataType_t dtype)
+           std::vector<OperandStrides> strides, ulyssesDataType_t dtype, std::vector<bool> gradTracked)
     : comm_(std::move(comm)),
       number_(number),
       operands_(std::move(operands)),
       strides_(std::move(strides)),
       dtype_(dtype),
+      gradTracked_(std::move(gradTracked)),
       schedule_(exchangeSchedule(operands_, strides_, comm_->rank())) {}
 
 Result<std::shared_ptr<Plan>> Plan::create(std::span<const ulyssesA2ADesc_t> descs, std::shared_ptr<Communicator> comm) {
@@ -38,14 +41,16 @@ Result<std::shared_ptr<Plan>> Plan::create(std::span<const ulyssesA2ADesc_t> des
   std::shared_ptr<Plan> plan;
   ULYSSES_TRY(comm->agreeLocal(caught([&]() -> Status {
     ULYSSES_TRY(checkCopies(operands, strides));
-    plan.reset(new Plan(comm, number, std::move(operands), std::move(strides), descs[0].dtype));
+    std::vector<bool> gradTracked;
+    for (const ulyssesA2ADesc_t& d : descs) gradTracked.push_back(d.gradTracked != 0);
+    plan.reset(new Plan(comm, number, std::move(operands), std::move(strides), descs[0].dtype, std::move(gradTracked)));
     return {};
   })));
   if (comm->onDevice() && nranks > 1) {
     const std::shared_ptr<Plan> inverse = plan->inverse();
-    const Schedule* schedules[] = {&plan->schedule_, &inverse->schedule_};
+    const DeviceTransport::Work works[] = {plan->work(), inverse->work()};
     std::vector<std::shared_ptr<DeviceTransport::Prepared>> prepared;
-    ULYSSES_TRY(comm->prepareOnDevice(schedules, &prepared));
+    ULYSSES_TRY(comm->prepareOnDevice(works, &prepared));
     plan->prepared_ = prepared[0];
     plan->inversePrepared_ = prepared[1];
   }
@@ -61,10 +66,15 @@ std::shared_ptr<Plan> Plan::inverse() const {
     const bool sameHeads = operands.back().heads == operands_[i].heads;
     strides.push_back({strides_[i].out, sameHeads ? strides_[i].in : std::vector<layout::Strides>(strides_[i].in.size())});
   }
-  std::shared_ptr<Plan> plan(new Plan(comm_, number_ ^ 1, std::move(operands), std::move(strides), dtype_));
+  std::shared_ptr<Plan> plan(new Plan(comm_, number_ ^ 1, std::move(operands), std::move(strides), dtype_, gradTracked_));
   plan->prepared_ = inversePrepared_;
   plan->inversePrepared_ = prepared_;
   return plan;
+}
+
+DeviceTransport::Work Plan::work() const {
+  return {&schedule_, contractHash({static_cast<uint64_t>(Operation::PlanExecute), number_}),
+          plan::policyFacts(comm_->policyFacts(), dtype_, operands_, strides_, gradTracked_)};
 }
 
 Status Plan::enqueue(const void* const in[], void* const out[], ulyssesStream_t stream) const {
@@ -92,7 +102,7 @@ Status Plan::execute(const void* const in[], void* const out[], ulyssesStream_t 
   call.in = in;
   call.out = out;
   call.stream = stream;
-  return comm_->onDevice() ? comm_->executeOnDevice(prepared_.get(), number_, call) : comm_->run(call);
+  return comm_->onDevice() ? comm_->executeOnDevice(prepared_.get(), call) : comm_->run(call);
 }
 
 void Plan::describe(ulyssesPlanInfo_t& info) const {
@@ -105,11 +115,14 @@ void Plan::describe(ulyssesPlanInfo_t& info) const {
     if (shape.batch != 0) info.planeBytes = std::max(info.planeBytes, dataBytes(shape) / shape.batch);
   }
   if (prepared_) {
-    const DeviceTransport::Shape shape = comm_->shapeOf(*prepared_);
-    info.windowBytes = shape.stagingBytes;
-    info.ctas = static_cast<int>(shape.ctas);
-    info.chunkBytes = shape.tileBytes * shape.ctas;
-    info.chunks = shape.small || info.chunkBytes == 0 ? 1 : static_cast<int>(ceilDiv(schedule_.largestPayload, info.chunkBytes));
+    const DeviceTransport::Info& device = comm_->infoOf(*prepared_);
+    const std::string& why = !reason.empty() ? reason : !device.refusal.empty() ? device.refusal : device.reason;
+    std::snprintf(info.path, sizeof info.path, "%s", reason.empty() && device.refusal.empty() ? "fused" : "fallback");
+    std::snprintf(info.reason, sizeof info.reason, "%s", why.c_str());
+    info.windowBytes = device.stagingBytes;
+    info.ctas = static_cast<int>(device.ctas);
+    info.chunkBytes = device.tileBytes * device.ctas;
+    info.chunks = device.small || info.chunkBytes == 0 ? 1 : static_cast<int>(ceilDiv(schedule_.largestPayload, info.chunkBytes));
     return;
   }
   info.windowBytes = comm_->stagingBytes();

@@ -26,13 +26,15 @@ class Plan : public std::enable_shared_from_this<Plan> {
  private:
   Status execute(const void* const in[], void* const out[], ulyssesStream_t stream) const;
   Plan(std::shared_ptr<Communicator> comm, uint64_t number, std::vector<layout::Operand> operands,
-       std::vector<OperandStrides> strides, ulyssesDataType_t dtype);
+       std::vector<OperandStrides> strides, ulyssesDataType_t dtype, std::vector<bool> gradTracked);
+  DeviceTransport::Work work() const;
 
   std::shared_ptr<Communicator> comm_;
   uint64_t number_;  // even: as created; odd: the inverse of the one before
   std::vector<layout::Operand> operands_;
   std::vector<OperandStrides> strides_;
   ulyssesDataType_t dtype_;
+  std::vector<bool> gradTracked_;  // by operand
   Schedule schedule_;
   // Device memory: this plan's kernels' tables, and its inverse's, made with it because an inverse is made locally.
   std::shared_ptr<DeviceTransport::Prepared> prepared_, inversePrepared_;

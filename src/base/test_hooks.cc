@@ -13,6 +13,7 @@ struct Planted {
   int callTimeoutMs = 0;
 };
 thread_local Planted planted;
+std::string architectureOfGpus;
 
 }  // namespace
 
@@ -35,6 +36,8 @@ void setFirstRound(unsigned long long round) { planted.firstRound = round; }
 unsigned long long firstRound() { return planted.firstRound; }
 void setCallTimeoutMs(int ms) { planted.callTimeoutMs = ms; }
 int callTimeoutMs() { return planted.callTimeoutMs; }
+void setArchitecture(std::string name) { architectureOfGpus = std::move(name); }
+std::string architecture() { return architectureOfGpus; }
 
 }  // namespace ulysses::hooks
 #endif

@@ -27,12 +27,15 @@ void setFirstRound(unsigned long long round);
 unsigned long long firstRound();
 void setCallTimeoutMs(int ms);  // 0: the configuration's; init keeps its own
 int callTimeoutMs();
+void setArchitecture(std::string name);  // of the GPUs, as the tuning table knows it; "": as it is. Of the process
+std::string architecture();
 #else
 inline Status injectedFailure(Stage) { return {}; }
 constexpr bool fusedOff() { return false; }
 constexpr size_t initialStagingBytes() { return 0; }
 constexpr unsigned long long firstRound() { return 1; }
 constexpr int callTimeoutMs() { return 0; }
+inline std::string architecture() { return {}; }
 #endif
 
 }  // namespace ulysses::hooks

@@ -72,6 +72,7 @@ class ControlPage {
     alignas(kCacheLine) std::atomic<uint32_t> doorbell;  // what a sleeping rank waits on
     std::atomic<uint32_t> sleeping;
     std::atomic<uint64_t> launches;  // of kernels, outside graphs
+    std::atomic<uint32_t> ctas;      // that the communicator holds for it in the ledger of its GPU
   };
   // Staged chunks between one sender and one receiver, counted for ever.
   struct alignas(kCacheLine) Chunks {

@@ -105,6 +105,28 @@ size_t Contract::recordBytes() const {
   return offsetof(Contract, out) + std::min(tail, sizeof text);
 }
 
+bool anyPlainOutput(std::span<const Contract* const> contracts) {
+  for (const Contract* c : contracts)
+    for (size_t i = 0; i < c->geometry.operands; ++i)
+      if (c->out[i].plain()) return true;
+  return false;
+}
+
+Status judgeCapture(std::span<const Contract* const> contracts) {
+  const auto first = [&](auto which) { return std::find_if(contracts.begin(), contracts.end(), which) - contracts.begin(); };
+  const auto end = static_cast<std::ptrdiff_t>(contracts.size());
+  const std::ptrdiff_t records = first([](const Contract* c) { return c->capturing != 0; });
+  if (records == end) return {};
+  const std::ptrdiff_t runs = first([](const Contract* c) { return c->capturing == 0; });
+  if (runs != end)
+    return Status(ulyssesInvalidUsage, formatText("rank {} records a graph and rank {} does not: an eager call agrees on the "
+                                                  "host, so all ranks record it or none does", records, runs));
+  const std::ptrdiff_t unprepared = first([](const Contract* c) { return c->prepared == 0; });
+  if (unprepared == end) return {};
+  return Status(ulyssesInvalidUsage, formatText("rank {} records a graph and has not made this call before: make it once "
+                                                "outside a capture, or capture the execution of a plan", unprepared));
+}
+
 Judgement judge(std::span<const Contract* const> contracts) {
   Judgement judgement;
   const Contract& first = *contracts[0];

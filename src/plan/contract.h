@@ -59,7 +59,7 @@ struct Contract {
   uint32_t fusedOnly = 0;  // ULYSSES_A2A=fused: rather an error than the fallback
   uint32_t kernelRevision = 0;
   uint32_t capturing = 0;       // the stream records a graph
-  uint32_t prepared = 0;        // this rank holds what kernels need for this call
+  uint32_t prepared = 0;        // this rank holds what kernels need for this call, captured or not
   uint64_t freeWindowBytes = 0;   // what this rank may still register, its staging window given back
   uint64_t firstStagingBytes = 0;  // how large it wants the first staging window (0: as the policy says)
 
@@ -91,6 +91,12 @@ struct Judgement {
   std::string reason;     // why not fused: the first ineligible rank and its reason
 };
 Judgement judge(std::span<const Contract* const> contracts);
+
+bool anyPlainOutput(std::span<const Contract* const> contracts);
+
+// Whether an eager call may be recorded in a graph, or made at all while others record: only where all do, and all hold
+// what kernels need for it. Else ulyssesInvalidUsage.
+Status judgeCapture(std::span<const Contract* const> contracts);
 
 // The text of a difference: "rank 0 has seq 8, rank 1 has 16".
 std::string differenceText(const char* field, int rankA, const std::string& a, int rankB, const std::string& b);

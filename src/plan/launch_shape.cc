@@ -15,21 +15,57 @@ constexpr size_t kBytesPerCta = size_t{4} << 10;     // below, another CTA costs
 
 LaunchShape launchShape(const LaunchFacts& f) {
   LaunchShape shape;
-  // All CTAs of all ranks on a device must be resident at once: they wait for each other.
-  uint32_t most = std::max<uint32_t>(1, f.residentCtas / static_cast<uint32_t>(std::max(1, f.ranksPerDevice)));
-  most = std::min(most, kDefaultCtas);
-  if (f.maxCtas != 0) most = std::min(most, f.maxCtas);
+  uint32_t most = std::max<uint32_t>(1, std::min(f.ctas, f.mostCtas));
   const size_t slotsPerCta = static_cast<size_t>(f.nranks - 1) * device::kSlots;
-  if (slotsPerCta != 0)
+  shape.small = f.largestPayload <= f.smallBytes;
+  if (slotsPerCta != 0 && !shape.small && f.inFlightBytes != 0)
     most = static_cast<uint32_t>(std::clamp<size_t>(f.stagingLimit / (slotsPerCta * kLeastTileBytes), 1, most));
   const size_t send = f.largestPayload * static_cast<size_t>(f.nranks);
-  shape.small = f.largestPayload <= f.smallBytes;
   shape.ctas = static_cast<uint32_t>(std::clamp<size_t>(ceilDiv(send, kBytesPerCta), 1, most));
-  const size_t slots = slotsPerCta * shape.ctas;
-  if (slots != 0)
-    shape.tileBytes = std::min(kDefaultTileBytes, f.stagingLimit / slots) / device::kUnit * device::kUnit;
+  if (slotsPerCta == 0 || shape.small) return shape;
+  // A tile is no larger than what gives every slot of every CTA something to do: few large ones would leave CTAs idle.
+  const size_t slotsPerPair = size_t{shape.ctas} * device::kSlots, slots = slotsPerCta * shape.ctas;
+  const size_t useful = std::max(kLeastTileBytes, ceilDiv(f.largestPayload, slotsPerPair));
+  const size_t wanted = alignUp(std::min(useful, ceilDiv(f.inFlightBytes, slotsPerPair)), size_t{device::kUnit});
+  shape.tileBytes = std::min(wanted, f.stagingLimit / slots / device::kUnit * device::kUnit);
   shape.stagingBytes = slots * shape.tileBytes;
   return shape;
+}
+
+Launches launchesOf(const plan::PolicyFacts& facts, const plan::PolicyChoice& choice, size_t largestPayload,
+                    const LaunchRoom& room) {
+  plan::PolicyFacts direct = facts;
+  direct.outputsInWindows = true;
+  LaunchFacts f;
+  f.largestPayload = largestPayload;
+  f.nranks = facts.ranks;
+  f.ctas = static_cast<uint32_t>(choice.fused ? choice.ctas : choosePolicy(direct).ctas);
+  f.mostCtas = room.ctas;
+  f.inFlightBytes = choice.original ? largestPayload : ceilDiv(choice.stagingBytes(), static_cast<size_t>(facts.ranks));
+  f.smallBytes = room.smallBytes;
+
+  const bool chunked = !choice.original && !choice.tuned;
+  f.stagingLimit = std::min({choice.maxWindowBytes, chunked ? room.chunkedBytes : SIZE_MAX,
+                             room.windowBytes - std::min(room.windowBytes, room.besidesBytes)});
+  Launches launches;
+  launches.eager = launchShape(f);
+  f.mostCtas = launches.eager.ctas;
+  f.stagingLimit = std::min(choice.maxWindowBytes, room.recordedBytes);
+  launches.recorded = launchShape(f);
+  return launches;
+}
+
+CtaShare shareCtas(uint32_t wanted, uint32_t heldEager, uint32_t heldRecorded, uint32_t available) {
+  CtaShare share;
+  share.ctas = wanted;
+  if (heldEager + available == 0) return share;
+  if (wanted > heldEager) {
+    share.ctas = std::min(wanted, heldEager + available);
+    share.moreEager = share.ctas - heldEager;
+    available -= share.moreEager;
+  }
+  if (share.ctas > heldRecorded && share.ctas - heldRecorded <= available) share.moreRecorded = share.ctas - heldRecorded;
+  return share;
 }
 
 }  // namespace ulysses

@@ -127,9 +127,13 @@ Schedule exchangeSchedule(std::span<const Operand> operands, std::span<const Ope
   return s;
 }
 
+OperandStrides contiguousStrides(int nranks) {
+  const auto n = static_cast<size_t>(nranks);
+  return {std::vector<layout::Strides>(n), std::vector<layout::Strides>(n)};
+}
+
 Result<Schedule> contiguousSchedule(const Operand& operand, int rank) {
-  const auto nranks = static_cast<size_t>(operand.nranks());
-  const OperandStrides contiguous{std::vector<layout::Strides>(nranks), std::vector<layout::Strides>(nranks)};
+  const OperandStrides contiguous = contiguousStrides(operand.nranks());
   ULYSSES_TRY(checkCopies(std::span(&operand, 1), std::span(&contiguous, 1)));
   return exchangeSchedule(std::span(&operand, 1), std::span(&contiguous, 1), rank);
 }

@@ -25,6 +25,8 @@ struct Share {
   layout::PayloadMap unpack;  // the payload from the peer -> this rank's output
 };
 
+OperandStrides contiguousStrides(int nranks);
+
 struct Schedule {
   int rank = 0, nranks = 1;
   size_t operands = 0;

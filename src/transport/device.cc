@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -19,7 +20,9 @@
 #include "bootstrap/stage.h"
 #include "device/exchange.h"
 #include "device/work_table.h"
+#include "plan/contract_hash.h"
 #include "plan/launch_shape.h"
+#include "transport/cta_account.h"
 #include "window/ipc.h"
 
 namespace ulysses {
@@ -28,6 +31,7 @@ namespace {
 constexpr uint32_t kTableRows = 1024;            // windows a communicator may have at once
 constexpr size_t kSmallBytes = size_t{16} << 10;  // per pair
 constexpr size_t kStagingsInCap = 8;             // every plan has its own, beside the one of eager calls
+constexpr size_t kRecordedStaging = size_t{16} << 20;  // of all recorded eager calls: it can't grow under their graphs
 constexpr auto kLook = std::chrono::milliseconds(20);
 constexpr auto kGrace = std::chrono::milliseconds(200);  // for the kernels of a rank that has gone in good order
 
@@ -53,13 +57,36 @@ Result<DeviceBuffer> deviceBuffer(size_t bytes) {
   return buffer;
 }
 
+// Makes the device current for a launch. The context is there already, so unlike DeviceGuard this does nothing where
+// the device is current.
+class LaunchGuard {
+ public:
+  explicit LaunchGuard(int device) {
+    int now = -1;
+    status_ = cudaStatus(cudaGetDevice(&now), "cudaGetDevice");
+    if (!status_.ok() || now == device) return;
+    status_ = cudaStatus(cudaSetDevice(device), "cudaSetDevice");
+    before_ = now;
+  }
+  ~LaunchGuard() {
+    if (before_ >= 0 && cudaSetDevice(before_) != cudaSuccess) (void)cudaGetLastError();
+  }
+  LaunchGuard(const LaunchGuard&) = delete;
+  LaunchGuard& operator=(const LaunchGuard&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  int before_ = -1;
+  Status status_;
+};
+
 // Flags, staging and epoch: what one chain of launches needs.
 struct Chain {
   Chain() = default;
   Chain(const Chain&) = delete;
   ~Chain() {  // local: the peers learn of it at their next call
     for (const uint32_t window : {stagingWindow, flagsWindow})
-      if (window != 0) (void)registrar->release(registrar->base(channel.rank, window));
+      if (window != 0) registrar->release(window);
   }
   Registrar* registrar = nullptr;
   device::Channel channel{};
@@ -72,12 +99,18 @@ struct Chain {
 
 class DeviceTransport::Prepared {
  public:
-  Shape shape;
+  // One way to launch it. The contract covers all that has to be equal on all ranks; it is never 0.
+  struct Launch {
+    LaunchShape shape;
+    uint64_t contract = 0;
+  };
+  Launch eager, recorded;
+  Info info;  // of the eager launch
   DeviceBuffer table;
   uint32_t blocks = 0;
   int operands = 0;
-  std::vector<size_t> outExtent;
-  std::shared_ptr<Chain> own;  // for launches under capture
+  std::vector<size_t> inExtent, outExtent;
+  std::shared_ptr<Chain> chain;  // for launches under capture
 };
 
 namespace {
@@ -94,11 +127,11 @@ class CudaTransport final : public DeviceTransport {
     wake_.notify_all();
     if (monitor_.joinable()) monitor_.join();
     const DeviceGuard guard(s_.device);
-    if (last_ != nullptr) {
-      if (host_ != nullptr && outstanding()) waitOrAbort();
-      (void)cudaEventDestroy(last_);
-    }
+    if (host_ != nullptr && outstanding()) waitOrAbort();
+    for (const cudaEvent_t event : events_)
+      if (event != nullptr) (void)cudaEventDestroy(event);
     if (host_ != nullptr) (void)cudaFreeHost(host_);
+    giveBackCtas();
     (void)cudaGetLastError();
   }
 
@@ -118,101 +151,119 @@ class CudaTransport final : public DeviceTransport {
       std::memcpy(&resident, b.data(), std::min(b.size(), sizeof resident));
       residentCtas_ = std::min(residentCtas_, static_cast<uint32_t>(resident));
     }
+    if (s_.nranks > 1) {
+      ULYSSES_ASSIGN(ledger_, CtaAccount::open(s_.gpus[static_cast<size_t>(s_.rank)], *s_.channel, deadline));
+    }
     // Stage 2: flags.
     ULYSSES_TRY(makeChain(&main_, deadline));
     monitor_ = std::thread([this] { watch(); });
     return {};
   }
 
-  bool capturing(ulyssesStream_t stream) const override {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) (void)cudaGetLastError();
-    return status != cudaStreamCaptureStatusNone;
-  }
-
-  Status prepare(std::span<const Schedule* const> schedules, bool forCapture, std::vector<std::shared_ptr<Prepared>>* out,
+  Status prepare(std::span<const Work> works, Capture capture, std::vector<std::shared_ptr<Prepared>>* out,
                  Deadline deadline) override {
     const DeviceGuard guard(s_.device);
+    // The policy first, then what it may have: CTAs and window bytes, which the ranks agree on.
+    std::vector<plan::PolicyChoice> choices;
+    uint32_t wanted = 1;
+    for (const Work& work : works) {
+      choices.push_back(choosePolicy(work.policy));
+      const LaunchRoom all{ctaLimit(), s_.registrar->capBytes(), 0, chunkedLimit(), 0, kSmallBytes};
+      wanted = std::max(wanted, launchesOf(work.policy, choices.back(), work.schedule->largestPayload, all).eager.ctas);
+    }
+    LaunchRoom room;
+    room.smallBytes = kSmallBytes;
+    room.chunkedBytes = chunkedLimit();
+    ULYSSES_TRY(agreeRoom(wanted, &room, deadline));
+    // Recorded eager calls share one chain, whose staging is made once: graphs hold its address.
+    const bool shared = capture == Capture::Shared, made = shared && recorded_ && recorded_->stagingBytes != 0;
+    room.recordedBytes = made ? recorded_->stagingBytes
+                              : std::min({room.chunkedBytes, room.windowBytes / 2, shared ? kRecordedStaging : SIZE_MAX});
+    room.besidesBytes = made ? 0 : device::flagsBytes(s_.nranks, kSmallBytes) + room.recordedBytes;
+
     Status status = guard.status();
     if (status.ok()) status = hooks::injectedFailure(hooks::Stage::Tables);
-    size_t staging = 0;
-    for (const Schedule* schedule : schedules) {
+    size_t staging = 0, recordedStaging = 0;
+    for (size_t i = 0; i < works.size(); ++i) {
       auto prepared = std::make_shared<Prepared>();
-      if (status.ok()) status = prepareOne(*schedule, *prepared);
-      staging = std::max(staging, prepared->shape.stagingBytes);
+      shape(works[i], choices[i], room, prepared.get());
+      if (status.ok()) status = upload(*works[i].schedule, *prepared);
+      if (status.ok() && prepared->info.refusal.empty() && !prepared->info.small && prepared->eager.shape.tileBytes == 0)
+        status = Status(ulyssesOutOfMemory, formatText("{} bytes of window that may be used for staging (ULYSSES_STAGING, and "
+                                                       "what the window cap has left) leave no room for {} ranks",
+                                                       room.windowBytes, s_.nranks));
+      staging = std::max(staging, prepared->eager.shape.stagingBytes);
+      recordedStaging = std::max(recordedStaging, prepared->recorded.shape.stagingBytes);
       out->push_back(std::move(prepared));
     }
     ULYSSES_TRY(agreeStage(*s_.channel, status, deadline));
     ULYSSES_TRY(ensureStaging(main_, staging, deadline));
-    if (!forCapture) return {};
-    auto chain = std::make_shared<Chain>();
-    ULYSSES_TRY(makeChain(chain.get(), deadline));
-    ULYSSES_TRY(ensureStaging(*chain, staging, deadline));
-    for (const std::shared_ptr<Prepared>& p : *out) p->own = chain;
+    std::shared_ptr<Chain> chain = shared ? recorded_ : nullptr;
+    if (!chain) {
+      chain = std::make_shared<Chain>();
+      ULYSSES_TRY(makeChain(chain.get(), deadline));
+      if (shared) recorded_ = chain;
+    }
+    if (shared && recordedStaging != 0) recordedStaging = room.recordedBytes;
+    ULYSSES_TRY(ensureStaging(*chain, recordedStaging, deadline));
+    for (const std::shared_ptr<Prepared>& p : *out) p->chain = chain;
     return {};
   }
 
-  Status prepareOne(const Schedule& schedule, Prepared& prepared) const {
-    LaunchFacts facts;
-    facts.largestPayload = schedule.largestPayload;
-    facts.nranks = s_.nranks;
-    facts.ranksPerDevice = s_.ranksPerDevice;
-    facts.residentCtas = residentCtas_;
-    facts.maxCtas = s_.maxCtas;
-    facts.stagingLimit = std::min(s_.stagingLimit, s_.registrar->capBytes() / kStagingsInCap);
-    facts.smallBytes = kSmallBytes;
-    const LaunchShape shape = launchShape(facts);
-    if (!shape.small && shape.tileBytes == 0)
-      return Status(ulyssesOutOfMemory, formatText("{} bytes of staging (the smaller of ULYSSES_STAGING and an eighth of the "
-                                                   "window cap) leave no room for {} ranks", facts.stagingLimit, s_.nranks));
-    prepared.shape = {shape.ctas, shape.tileBytes, shape.small, shape.small ? 0 : shape.stagingBytes};
-    prepared.operands = static_cast<int>(schedule.operands);
-    prepared.outExtent = schedule.outExtent;
-    return upload(schedule, prepared);
-  }
-
-  Status launch(Prepared& p, uint64_t contract, const void* const in[], void* const out[],
-                ulyssesStream_t stream) override {
-    const DeviceGuard guard(s_.device);
+  Status launch(Prepared& p, bool valid, const void* const in[], void* const out[], ulyssesStream_t stream) override {
+    const LaunchGuard guard(s_.device);
     ULYSSES_TRY(guard.status());
-    const bool recording = capturing(stream);
-    if (recording && p.own == nullptr)
-      return Status(ulyssesInvalidUsage, "an eager call cannot be captured: capture a plan's execution");
-    Chain& chain = recording ? *p.own : main_;
-    if (p.shape.stagingBytes > chain.stagingBytes)  // the same on all ranks
+    const bool recording = isCapturing(stream);
+    Chain& chain = recording ? *p.chain : main_;
+    const Prepared::Launch& launch = recording ? p.recorded : p.eager;
+    if (launch.shape.stagingBytes > chain.stagingBytes)  // the same on all ranks
       return Status(ulyssesOutOfMemory, formatText("{} bytes of staging are needed; they were given up for more, which could "
-                                                   "not be had", p.shape.stagingBytes));
+                                                   "not be had", launch.shape.stagingBytes));
 
     device::Exchange x{};
     x.channel = chain.channel;
-    x.contract = contract;
     x.table = static_cast<const device::WorkTable*>(p.table.get());
     x.blocks = p.blocks;
     x.operands = p.operands;
-    x.ctas = p.shape.ctas;
-    x.tileBytes = std::max<uint64_t>(p.shape.tileBytes, device::kUnit);
-    bool plain = contract == 0;
-    for (int i = 0; i < p.operands && contract != 0; ++i) {
+    x.ctas = launch.shape.ctas;
+    x.tileBytes = std::max<uint64_t>(launch.shape.tileBytes, device::kUnit);
+    const uint64_t number = launched_.load(std::memory_order_relaxed) + 1;
+    bool plain = false;
+    for (int i = 0; i < p.operands && valid; ++i) {
+      const auto at = static_cast<size_t>(i);
       x.in[i] = in[i];
       x.out[i] = out[i];
-      const Location l = s_.registrar->locate(out[i], p.outExtent[static_cast<size_t>(i)]);
+      const Location l = s_.registrar->locate(out[i], p.outExtent[at]);
       x.location[i] = device::windowLocation(l.window, l.offset);
       plain = plain || l.plain();
+      if (recording) continue;
+      for (const uint32_t window : {l.window, s_.registrar->locate(in[i], p.inExtent[at]).window})
+        if (window < kTableRows) lastUse_[window] = number;
     }
-    if (plain) std::fill(std::begin(x.location), std::end(x.location), device::kPlain);
+    Status refused;
+    if (valid && plain && !launch.shape.small && launch.shape.tileBytes == 0) {
+      refused = p.info.refusal.empty()
+                    ? Status(ulyssesInvalidUsage, "the window cap leaves no room for staging of its own to what graphs record: "
+                                                  "record exchanges into windows, or raise the cap")
+                    : Status(ulyssesNotSupported, formatText("not fused ({}), and this communicator has no fallback; outputs "
+                                                             "in windows (ulyssesMemAlloc) need no staging", p.info.refusal));
+    }
+    valid = valid && refused.ok();
+    // A wrong call is launched all the same, as one that nobody may take part in: the peers find out on the device.
+    x.contract = valid ? launch.contract : 0;
+    if (plain) std::fill_n(x.location, p.operands, device::kPlain);  // in all or in none
     lastDirect_ = !plain;
 
-    if (!recording && used_ && stream != lastStream_) ULYSSES_CUDA(cudaStreamWaitEvent(stream, last_, 0));
-    const int error = p.shape.small ? device::launchSmallExchange(x, stream) : device::launchExchange(x, stream);
+    if (!recording && number > 1 && stream != lastStream_) ULYSSES_CUDA(cudaStreamWaitEvent(stream, event(number - 1), 0));
+    const int error = launch.shape.small ? device::launchSmallExchange(x, stream) : device::launchExchange(x, stream);
     ULYSSES_TRY(cudaStatus(static_cast<cudaError_t>(error), "launch of the exchange"));
-    if (recording) return {};
-    ULYSSES_CUDA(cudaEventRecord(last_, stream));
+    if (recording) return refused;
+    ULYSSES_CUDA(cudaEventRecord(event(number), stream));
     lastStream_ = stream;
-    used_ = true;
     launchedMs_.store(nowMs(), std::memory_order_relaxed);
-    pending_.store(true, std::memory_order_release);
+    launched_.store(number, std::memory_order_release);
     s_.agreement->page()->rank(s_.rank).launches.fetch_add(1, std::memory_order_release);
-    return {};
+    return refused;
   }
 
   bool lastWasDirect() const override { return lastDirect_; }
@@ -228,27 +279,33 @@ class CudaTransport final : public DeviceTransport {
       status = cudaStatus(cudaMemcpy(static_cast<device::WindowRow*>(windows_.get()) + window, &row, sizeof row,
                                      cudaMemcpyHostToDevice), "table of windows");
     }
+    if (window < kTableRows) lastUse_[window] = 0;
     return agreeStage(*s_.channel, status, deadline);
   }
 
+  bool inUse(uint32_t window) override {
+    const DeviceGuard guard(s_.device);
+    return window < kTableRows && lastUse_[window] != 0 && !over(lastUse_[window]);
+  }
+
   Status takeError() override {
-    {
+    if (ended_.load(std::memory_order_acquire)) {
       const std::lock_guard lock(watch_);
-      if (!sticky_.ok()) return sticky_;
+      return sticky_;
     }
     const auto* words = static_cast<volatile device::HostWords*>(host_);
     if (words->error != static_cast<uint32_t>(device::KernelError::Mismatch)) return {};
     const int rank = words->errorRank;
     static_cast<volatile device::HostWords*>(host_)->error = 0;
-    return Status(ulyssesMismatch, formatText("rank {} launched an earlier exchange with another contract (or with wrong "
-                                              "arguments) than rank 0: nothing was stored on any rank", rank));
+    return Status(ulyssesMismatch, formatText("an earlier exchange was launched by rank {} with wrong arguments, or with "
+                                              "another contract than by the ranks before it: nothing was stored on any rank", rank));
   }
 
   void abort() override {
     if (host_ != nullptr) static_cast<volatile device::HostWords*>(host_)->abort = 1;
   }
 
-  Shape shapeOf(const Prepared& prepared) const override { return prepared.shape; }
+  const Info& infoOf(const Prepared& prepared) const override { return prepared.info; }
 
  private:
   static int64_t nowMs() {
@@ -266,7 +323,7 @@ class CudaTransport final : public DeviceTransport {
     ULYSSES_CUDA(cudaHostGetDevicePointer(&mapped, words, 0));
     hostOnDevice_ = static_cast<device::HostWords*>(mapped);
     ULYSSES_ASSIGN(windows_, deviceBuffer(kTableRows * sizeof(device::WindowRow)));
-    ULYSSES_CUDA(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming));
+    for (cudaEvent_t& event : events_) ULYSSES_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     return {};
   }
 
@@ -318,10 +375,102 @@ class CudaTransport final : public DeviceTransport {
   }
 
   Status drain() {
-    if (!used_) return {};
-    ULYSSES_CUDA(cudaEventSynchronize(last_));
-    pending_.store(false);
+    const uint64_t newest = launched_.load();
+    if (newest == 0) return {};
+    ULYSSES_CUDA(cudaEventSynchronize(event(newest)));
+    settle(newest);
     return {};
+  }
+
+  // Collective. Takes CTAs out of the ledgers, all ranks or none.
+  Status agreeRoom(uint32_t wanted, LaunchRoom* room, Deadline deadline) {
+    struct Has {
+      uint64_t windowBytes;
+      uint32_t ctas, reserved;
+    };
+    constexpr int kTries = 4;  // another communicator on the GPU may take them between look and reservation
+    CtaShare share;
+    bool all = false;
+    for (int i = 0; i < kTries && !all; ++i) {
+      Bytes blob(sizeof(Has));
+      std::vector<Bytes> blobs;
+      const auto tell = [&](uint32_t ctas, bool reserved, Has* least) -> Status {
+        const Has mine{s_.registrar->freeBytes() + main_.stagingBytes, ctas, reserved};
+        std::memcpy(blob.data(), &mine, sizeof mine);
+        ULYSSES_TRY(s_.channel->allgather(blob, blobs, deadline));
+        *least = mine;
+        for (const Bytes& b : blobs) {
+          Has theirs{};
+          std::memcpy(&theirs, b.data(), std::min(b.size(), sizeof theirs));
+          *least = {std::min(least->windowBytes, theirs.windowBytes), std::min(least->ctas, theirs.ctas),
+                    std::min(least->reserved, theirs.reserved)};
+        }
+        return {};
+      };
+      Has least{};
+      ULYSSES_TRY(tell(ledger_->available(residentCtas_) / static_cast<uint32_t>(s_.ranksPerDevice), false, &least));
+      room->windowBytes = least.windowBytes;
+      share = shareCtas(wanted, heldEager_, heldRecorded_, least.ctas);
+      const uint32_t more = share.moreEager + share.moreRecorded;
+      const bool mine = more == 0 || ledger_->reserve(more, residentCtas_);
+      if (more == 0) break;
+      if (const Status told = tell(0, mine, &least); !told.ok()) {
+        if (mine) ledger_->giveBack(more);
+        return told;
+      }
+      all = least.reserved != 0;
+      if (mine && !all) ledger_->giveBack(more);
+      if (!all) share.moreEager = share.moreRecorded = 0;
+    }
+    heldEager_ += share.moreEager;
+    heldRecorded_ += share.moreRecorded;
+    s_.agreement->page()->rank(s_.rank).ctas.store(heldEager_ + heldRecorded_);
+    room->ctas = share.ctas;
+    if (share.ctas > heldEager_ && !std::exchange(crowded_, true))
+      ULYSSES_LOG(Warn, s_.device, "rank {} of {}: {} CTAs of a launch are not resident beside those of the other communicators "
+                  "on this GPU ({} fit): launch the exchanges of all of them in one order on all ranks, each behind the one "
+                  "before", s_.rank, s_.nranks, share.ctas, residentCtas_);
+    if (share.ctas > heldRecorded_)
+      ULYSSES_LOG(Info, s_.device, "rank {} of {}: {} CTAs of what graphs record are not resident beside other calls: replay "
+                  "graphs in one order with them", s_.rank, s_.nranks, share.ctas);
+    return {};
+  }
+
+  // Also what ranks that have died can't give back themselves: whoever comes first does it.
+  void giveBackCtas() {
+    if (!ledger_) return;
+    ControlPage& page = *s_.agreement->page();
+    for (int r = 0; r < s_.nranks; ++r) {
+      const bool died = s_.gpus[static_cast<size_t>(r)] == s_.gpus[static_cast<size_t>(s_.rank)] &&
+                        s_.channel->lifeline(r) >= 0 && s_.channel->dead(r);
+      if (r != s_.rank && !died) continue;
+      if (const uint32_t ctas = page.rank(r).ctas.exchange(0); ctas != 0) ledger_->giveBack(ctas);
+    }
+  }
+
+  uint32_t ctaLimit() const {
+    uint32_t most = std::max<uint32_t>(1, residentCtas_ / static_cast<uint32_t>(s_.ranksPerDevice));
+    most = std::min<uint32_t>(most, device::kMaxCtas);
+    return s_.maxCtas != 0 ? std::min(most, s_.maxCtas) : most;
+  }
+
+  // Chunks keep within a part of the cap, so that several plans find room.
+  size_t chunkedLimit() const { return std::min(s_.stagingLimit, s_.registrar->capBytes() / kStagingsInCap); }
+
+  // Pure in what the ranks agree on.
+  static void shape(const Work& work, const plan::PolicyChoice& choice, const LaunchRoom& room, Prepared* p) {
+    const Launches launches = launchesOf(work.policy, choice, work.schedule->largestPayload, room);
+    p->eager = {launches.eager, contractOf(work.identity, launches.eager)};
+    p->recorded = {launches.recorded, contractOf(work.identity, launches.recorded)};
+    const LaunchShape& shape = launches.eager;
+    p->info = {shape.ctas, shape.tileBytes, shape.small, shape.stagingBytes, choice.reason, ""};
+    if (choice.fused && static_cast<int>(shape.ctas) != choice.ctas) p->info.reason += formatText("; launched with {}", shape.ctas);
+    if (!choice.fused && !shape.small) p->info.refusal = choice.reason;
+  }
+
+  // Over what must be equal on all ranks.
+  static uint64_t contractOf(uint64_t identity, const LaunchShape& shape) {
+    return contractHash({identity, shape.ctas, shape.tileBytes, shape.small});
   }
 
   static Status upload(const Schedule& schedule, Prepared& prepared) {
@@ -331,27 +480,43 @@ class CudaTransport final : public DeviceTransport {
     const std::vector<unsigned char> table = device::makeWorkTable(
         schedule.rank, schedule.nranks, static_cast<int>(schedule.operands),
         [&](int from, int to, int operand) { return schedule.copies(from, to, static_cast<size_t>(operand)); });
+    prepared.operands = static_cast<int>(schedule.operands);
+    prepared.inExtent = schedule.inExtent;
+    prepared.outExtent = schedule.outExtent;
     prepared.blocks = device::blockCount(table);
     ULYSSES_ASSIGN(prepared.table, deviceBuffer(table.size()));
     ULYSSES_CUDA(cudaMemcpy(prepared.table.get(), table.data(), table.size(), cudaMemcpyHostToDevice));
     return {};
   }
 
-  // Whether the last launch outside a graph is still on the device.
-  bool outstanding() {
-    if (!pending_.load(std::memory_order_acquire)) return false;
-    const cudaError_t state = cudaEventQuery(last_);
-    if (state == cudaErrorNotReady) return true;
-    if (state != cudaSuccess) (void)cudaGetLastError();
-    pending_.store(false, std::memory_order_relaxed);
-    return false;
+  // Launches outside graphs are numbered from 1 on; the last kEvents of them have an event each.
+  cudaEvent_t event(uint64_t number) const { return events_[number % kEvents]; }
+  void settle(uint64_t number) {
+    uint64_t before = settled_.load(std::memory_order_relaxed);
+    while (before < number && !settled_.compare_exchange_weak(before, number, std::memory_order_relaxed)) {
+    }
   }
+  // Whether a launch is over, and with it all before. One that is long past may be taken for one that is not, as long as
+  // none of the last kEvents is over.
+  bool over(uint64_t number) {
+    if (settled_.load(std::memory_order_relaxed) >= number) return true;
+    const uint64_t newest = launched_.load(std::memory_order_acquire);
+    const uint64_t seen = std::max(number, newest < kEvents ? 1 : newest - kEvents + 1);
+    const cudaError_t state = cudaEventQuery(event(seen));
+    if (state != cudaSuccess) (void)cudaGetLastError();
+    if (state == cudaErrorNotReady) return false;
+    settle(seen);
+    return true;
+  }
+
+  // Whether the last launch outside a graph is still on the device.
+  bool outstanding() { return !over(launched_.load(std::memory_order_acquire)); }
 
   void waitOrAbort() {
     const int64_t end = nowMs() + 2000;
     while (outstanding() && nowMs() < end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (outstanding()) abort();
-    (void)cudaEventSynchronize(last_);
+    (void)cudaEventSynchronize(event(launched_.load()));
   }
 
   // Ends kernels that wait for a rank that has died, or has not launched before the deadline.
@@ -373,6 +538,7 @@ class CudaTransport final : public DeviceTransport {
       if (troubleSince == 0) troubleSince = nowMs();
       if (nowMs() - troubleSince < kGrace.count()) continue;
       sticky_ = trouble;
+      ended_.store(true, std::memory_order_release);
       abort();
       ULYSSES_LOG(Warn, s_.device, "rank {} of {}: {}", s_.rank, s_.nranks, trouble.message());
     }
@@ -403,11 +569,18 @@ class CudaTransport final : public DeviceTransport {
   device::HostWords* host_ = nullptr;
   device::HostWords* hostOnDevice_ = nullptr;
   DeviceBuffer windows_;
+  std::unique_ptr<CtaAccount> ledger_;  // null for one rank alone
+  uint32_t heldEager_ = 0, heldRecorded_ = 0;  // CTAs of this rank in it
+  bool crowded_ = false;
   Chain main_;
-  cudaEvent_t last_ = nullptr;
+  std::shared_ptr<Chain> recorded_;  // of eager calls in graphs
+
+  static constexpr uint64_t kEvents = 16;
+  std::array<cudaEvent_t, kEvents> events_{};
+  std::atomic<uint64_t> launched_{0}, settled_{0};  // launches; those known to be over
+  std::array<uint64_t, kTableRows> lastUse_{};      // by window: the last launch that has it among its buffers
   cudaStream_t lastStream_ = nullptr;
-  bool used_ = false, lastDirect_ = false;
-  std::atomic<bool> pending_{false};
+  bool lastDirect_ = false;
   std::atomic<int64_t> launchedMs_{0};
 
   std::thread monitor_;
@@ -415,9 +588,16 @@ class CudaTransport final : public DeviceTransport {
   std::condition_variable wake_;
   bool stop_ = false;
   Status sticky_;
+  std::atomic<bool> ended_{false};  // sticky_ is set, and stays
 };
 
 }  // namespace
+
+bool isCapturing(ulyssesStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) (void)cudaGetLastError();
+  return status != cudaStreamCaptureStatusNone;
+}
 
 Status copyOnDevice(const Schedule& schedule, const void* const in[], void* const out[], ulyssesStream_t stream) {
   for (size_t i = 0; i < schedule.operands; ++i)

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "bootstrap/agreement.h"
 #include "bootstrap/bootstrap.h"
+#include "plan/policy.h"
 #include "plan/schedule.h"
 #include "window/registrar.h"
 
@@ -16,6 +18,9 @@ namespace ulysses {
 // The calling thread's CUDA device; -1 where there is none, or no CUDA in this build.
 int currentCudaDevice();
 void setCurrentCudaDevice(int device);
+
+// Whether the stream records a graph.
+bool isCapturing(ulyssesStream_t stream);
 
 // One rank alone: the block copies on the stream. Capturable.
 Status copyOnDevice(const Schedule& schedule, const void* const in[], void* const out[], ulyssesStream_t stream);
@@ -28,6 +33,7 @@ class DeviceTransport {
 
   struct Setup {
     int rank, nranks, device;
+    std::vector<std::string> gpus;  // of all ranks, by physical identity
     int ranksPerDevice;
     uint32_t maxCtas;        // the smallest limit of all ranks; 0: none
     size_t stagingLimit;     // the smallest of all ranks
@@ -41,35 +47,42 @@ class DeviceTransport {
   static Result<std::unique_ptr<DeviceTransport>> create(const Setup& setup, Deadline deadline);
   virtual ~DeviceTransport() = default;
 
-  // Whether the stream records a graph. Local.
-  virtual bool capturing(ulyssesStream_t stream) const = 0;
+  // What is to be prepared. The identity is the same on all ranks and tells calls apart.
+  struct Work {
+    const Schedule* schedule;
+    uint64_t identity;
+    plan::PolicyFacts policy;
+  };
+  // Flags and staging for launches under capture, so that replays of a graph may run beside other calls: a plan's own,
+  // or those that all recorded eager calls of the communicator share.
+  enum class Capture { Own, Shared };
+  // Collective; the outcome is agreed.
+  virtual Status prepare(std::span<const Work> works, Capture capture, std::vector<std::shared_ptr<Prepared>>* prepared,
+                         Deadline deadline) = 0;
 
-  // Collective; the outcome is agreed. `forCapture`: with flags and staging of their own, which these schedules share, so
-  // that replays of a graph may run beside other calls.
-  virtual Status prepare(std::span<const Schedule* const> schedules, bool forCapture,
-                         std::vector<std::shared_ptr<Prepared>>* prepared, Deadline deadline) = 0;
-
-  // Local; waits for nothing. `contract` covers all that must be equal on all ranks; 0: this rank's call is wrong, and no
-  // rank may store anything.
-  virtual Status launch(Prepared& prepared, uint64_t contract, const void* const in[], void* const out[],
-                        ulyssesStream_t stream) = 0;
+  // Local; waits for nothing. `valid`: else this rank's call is wrong, and no rank may store anything.
+  virtual Status launch(Prepared& prepared, bool valid, const void* const in[], void* const out[], ulyssesStream_t stream) = 0;
 
   virtual bool lastWasDirect() const = 0;
 
   // Collective: a new window's place is made known to the kernels.
   virtual Status publishWindow(uint32_t window, Deadline deadline) = 0;
+  // Local: whether a launch on a stream that has this window among its buffers may not be over.
+  virtual bool inUse(uint32_t window) = 0;
 
   // What an earlier launch found: a contract that differs, a rank that died or never came. The first is forgotten.
   virtual Status takeError() = 0;
   virtual void abort() = 0;
 
-  struct Shape {
+  struct Info {
     uint32_t ctas = 0;
     uint64_t tileBytes = 0;
     bool small = false;
     size_t stagingBytes = 0;
+    std::string reason;   // of the policy
+    std::string refusal;  // why plain outputs are not fused; "" where they are
   };
-  virtual Shape shapeOf(const Prepared& prepared) const = 0;
+  virtual const Info& infoOf(const Prepared& prepared) const = 0;
 };
 
 }  // namespace ulysses

@@ -6,6 +6,7 @@ namespace ulysses {
 
 int currentCudaDevice() { return -1; }
 void setCurrentCudaDevice(int) {}
+bool isCapturing(ulyssesStream_t) { return false; }
 Status copyOnDevice(const Schedule&, const void* const[], void* const[], ulyssesStream_t) { return {}; }
 Status synchroniseStream(ulyssesStream_t) { return {}; }
 

@@ -27,10 +27,25 @@ class DeviceProvider final : public WindowProvider {
   bool unmapsAnytime() const override { return false; }
 
   Status allocate(size_t bytes, ControlChannel& channel, std::vector<WindowPart>& parts, Deadline deadline) override {
+    return share(bytes, channel, parts, deadline, [&](auto* mine) { return create(bytes, mine); });
+  }
+
+  Status adopts() const override { return {}; }
+  Status adopt(void* ptr, size_t bytes, ControlChannel& channel, std::vector<WindowPart>& parts, Deadline deadline) override {
+    return share(bytes, channel, parts, deadline, [&](auto* mine) -> Status {
+      ULYSSES_ASSIGN(*mine, DeviceMemory::adopt(ptr, bytes, device_));
+      return {};
+    });
+  }
+
+ private:
+  // Collective. make(&mine) gives this rank's memory.
+  template <class Make>
+  Status share(size_t bytes, ControlChannel& channel, std::vector<WindowPart>& parts, Deadline deadline, const Make& make) {
     parts.clear();
     std::shared_ptr<DeviceMemory> mine;
     Status status = hooks::injectedFailure(hooks::Stage::Allocate);
-    if (status.ok() && bytes > 0) status = create(bytes, &mine);
+    if (status.ok() && bytes > 0) status = make(&mine);
     ULYSSES_TRY(agreeStage(channel, status, deadline));
 
     Announcement hello;
@@ -55,7 +70,6 @@ class DeviceProvider final : public WindowProvider {
     return {};
   }
 
- private:
   // New memory holds zeros, as host windows do: flags rely on it.
   Status create(size_t bytes, std::shared_ptr<DeviceMemory>* memory) const {
     ULYSSES_ASSIGN(*memory, DeviceMemory::create(bytes, device_));

@@ -43,6 +43,14 @@ struct Driver {
     return driver;
   }
 
+  // Whether the allocation of `handle`, which the caller holds, is mapped at an address.
+  bool backs(CUmemGenericAllocationHandle handle, CUdeviceptr address) const {
+    CUmemGenericAllocationHandle there = 0;
+    if (retain(&there, reinterpret_cast<void*>(address)) != CUDA_SUCCESS) return false;
+    release(there);
+    return there == handle;
+  }
+
   Status status(CUresult result, const char* what, int device) const {
     if (result == CUDA_SUCCESS) return {};
     const char* text = nullptr;
@@ -225,9 +233,13 @@ Result<std::shared_ptr<DeviceMemory>> DeviceMemory::adopt(void* ptr, size_t byte
 
   CUmemGenericAllocationHandle handle = 0;
   if (driver.retain(&handle, ptr) == CUDA_SUCCESS) {
+    // Expandable segments map many allocations side by side: the range must be one.
+    const bool one = driver.backs(handle, base) && driver.backs(handle, base + size - 1);
     int fd = -1;
-    const CUresult exported = driver.exportHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    const CUresult exported =
+        one ? driver.exportHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) : CUDA_SUCCESS;
     driver.release(handle);
+    if (!one) return Status(ulyssesNotSupported, formatText("{} lies in a range of several allocations", ptr));
     if (exported == CUDA_SUCCESS) {
       memory->fd_.reset(fd);
       return memory;

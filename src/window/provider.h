@@ -29,6 +29,14 @@ class WindowProvider {
   // Collective: every rank brings `bytes` of new memory (0: none) and maps the others'. The outcome is agreed: on a
   // failure anywhere nothing is left on any rank and all return the first failing rank's code and text.
   virtual Status allocate(size_t bytes, ControlChannel& channel, std::vector<WindowPart>& parts, Deadline deadline) = 0;
+
+  // Whether memory of the caller's own can be a window.
+  virtual Status adopts() const {
+    return Status(ulyssesNotSupported, "host memory of the caller's own cannot be mapped by other processes; use ulyssesMemAlloc");
+  }
+  // As allocate(), with memory that every rank has already (0 bytes: none) and that stays the caller's.
+  // ulyssesNotSupported on all where one rank's cannot be mapped by others.
+  virtual Status adopt(void*, size_t, ControlChannel&, std::vector<WindowPart>&, Deadline) { return adopts(); }
 };
 
 // Host memory: memory files passed between the processes of one host.

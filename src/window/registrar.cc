@@ -18,13 +18,38 @@ Status Registrar::allocate(size_t bytes, ControlChannel& channel, Deadline deadl
   std::vector<WindowPart> parts;
   graveyard_.clear();
   ULYSSES_TRY(provider_->allocate(bytes, channel, parts, deadline));
-  *window = 1;
-  while (windows_.count(*window) != 0) ++*window;
-  if (bytes != 0) starts_[reinterpret_cast<uintptr_t>(parts[static_cast<size_t>(rank_)].base)] = *window;
-  else unannounced_.push_back(*window);  // nothing that could be given back later
-  windows_[*window] = {std::move(parts), bytes, 0};
-  used_ += bytes;
+  *window = keep(std::move(parts), bytes, false);
+  if (bytes == 0) unannounced_.push_back(*window);  // nothing that could be given back later
   return {};
+}
+
+Status Registrar::adopt(void* ptr, size_t bytes, ControlChannel& channel, Deadline deadline, uint32_t* window) {
+  std::vector<WindowPart> parts;
+  graveyard_.clear();
+  ULYSSES_TRY(provider_->adopt(ptr, bytes, channel, parts, deadline));
+  *window = keep(std::move(parts), bytes, true);
+  return {};
+}
+
+Status Registrar::adoptable(const void* ptr, size_t bytes) const {
+  ULYSSES_TRY(provider_->adopts());
+  if (ptr == nullptr && bytes != 0) return Status(ulyssesInvalidArgument, formatText("buff is NULL for {} bytes", bytes));
+  const auto begin = reinterpret_cast<uintptr_t>(ptr);
+  if (bytes > UINTPTR_MAX - begin) return Status(ulyssesInvalidArgument, formatText("{} bytes at {} reach beyond all memory", bytes, ptr));
+  for (const auto& [start, window] : starts_)
+    if (bytes != 0 && begin < start + windows_.at(window).bytes && start < begin + bytes)
+      return Status(ulyssesInvalidArgument, formatText("[{}, +{}) lies in a window already, or reaches into one", ptr, bytes));
+  return fits(bytes);
+}
+
+// The number is the smallest that no rank uses any more.
+uint32_t Registrar::keep(std::vector<WindowPart> parts, size_t bytes, bool adopted) {
+  uint32_t window = 1;
+  while (windows_.count(window) != 0) ++window;
+  if (bytes != 0) starts_[reinterpret_cast<uintptr_t>(parts[static_cast<size_t>(rank_)].base)] = window;
+  windows_[window] = {std::move(parts), bytes, 0, adopted};
+  used_ += bytes;
+  return window;
 }
 
 Location Registrar::locate(const void* ptr, size_t bytes) const {
@@ -41,19 +66,18 @@ std::byte* Registrar::address(int rank, Location location) const {
   return windows_.at(location.window).parts[static_cast<size_t>(rank)].base + location.offset;
 }
 
-Status Registrar::release(const void* ptr) {
+uint32_t Registrar::allocatedAt(const void* ptr) const {
   const auto it = starts_.find(reinterpret_cast<uintptr_t>(ptr));
-  if (it == starts_.end())
-    return Status(ulyssesInvalidArgument,
-                  formatText("{} is not the start of memory from ulyssesMemAlloc of this communicator", ptr));
-  const uint32_t window = it->second;
+  return it == starts_.end() || windows_.at(it->second).adopted ? 0 : it->second;
+}
+
+void Registrar::release(uint32_t window) {
   giveBack(windows_.at(window));
   unannounced_.push_back(window);
-  return {};
 }
 
 void Registrar::giveBack(Window& w) {
-  starts_.erase(reinterpret_cast<uintptr_t>(w.parts[static_cast<size_t>(rank_)].base));
+  if (w.bytes != 0) starts_.erase(reinterpret_cast<uintptr_t>(w.parts[static_cast<size_t>(rank_)].base));
   used_ -= w.bytes;
   w.bytes = 0;
   bury(w.parts[static_cast<size_t>(rank_)]);
@@ -81,6 +105,7 @@ void Registrar::retire(uint32_t window) {
   giveBack(w);
   for (WindowPart& part : w.parts) bury(part);
   windows_.erase(window);
+  std::erase(unannounced_, window);
 }
 
 size_t Registrar::liveWindows() const {

@@ -36,14 +36,20 @@ class Registrar {
   // Collective, after every rank has been found to fit. The new window's number is the same on all ranks: the smallest
   // that no rank uses any more.
   Status allocate(size_t bytes, ControlChannel& channel, Deadline deadline, uint32_t* window);
+  // Likewise of the caller's own memory, which has been found to be adoptable on every rank.
+  Status adopt(void* ptr, size_t bytes, ControlChannel& channel, Deadline deadline, uint32_t* window);
+  // What is wrong with [ptr, ptr + bytes) as a window of the caller's memory. Local.
+  Status adoptable(const void* ptr, size_t bytes) const;
 
   // Where [ptr, ptr + bytes) lies in this rank's own windows. Local.
   Location locate(const void* ptr, size_t bytes) const;
   std::byte* address(int rank, Location location) const;
   std::byte* base(int rank, uint32_t window) const { return address(rank, {0, window, 0}); }
 
-  // Local: gives the window that starts at `ptr` back. Peers drop it when this rank announces it.
-  Status release(const void* ptr);
+  // The window of new memory that starts at `ptr`; 0 where there is none.
+  uint32_t allocatedAt(const void* ptr) const;
+  // Local: gives this rank's part of a window back. Peers drop it when this rank announces it.
+  void release(uint32_t window);
   // Up to `most` windows this rank has released and not yet announced to its peers. Each announcement, the own included,
   // goes through drop() on all ranks in the same round.
   std::span<const uint32_t> unannounced(size_t most) const;
@@ -58,8 +64,10 @@ class Registrar {
     std::vector<WindowPart> parts;
     size_t bytes = 0;     // this rank's, 0 once released
     int dropped = 0;      // ranks that have given their part back, as all ranks know
+    bool adopted = false;  // the caller's memory
   };
 
+  uint32_t keep(std::vector<WindowPart> parts, size_t bytes, bool adopted);
   void giveBack(Window& window);
   void bury(WindowPart& part);
 

@@ -14,35 +14,19 @@ namespace {
 constexpr Shape kSmall{2, 4, 4, 3, 4};      // fits the small path
 constexpr Shape kStaged{2, 900, 4, 31, 4};  // does not
 
-ulyssesResult_t exchange(const Shape& t, const void* in, void* out, ulyssesDirection_t direction, ulyssesComm_t comm,
-                         cudaStream_t stream) {
-  return ulyssesA2A(in, out, t.B, t.S, t.H, t.D, typeOf(t.elementBytes), direction, comm, stream);
-}
-
 // Eager, to plain outputs and back, every byte checked.
 std::string roundTrip(const Shape& t, int P, int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) {
   DeviceTensor in(sequenceSide(t, P, rank)), out(headSide(t, P, rank).size()), back(in.content().size());
-  cudaDeviceSynchronize();
-  meeting.wait();
+  settle(meeting);
   EXPECT_OK(exchange(t, in.data(), out.data(), ulyssesScatterHeads, comm, stream));
   EXPECT_OK(exchange(t, out.data(), back.data(), ulyssesGatherHeads, comm, stream));
-  EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
-  meeting.wait();
+  EXPECT_RANK(finish(stream, meeting));
   EXPECT_RANK(out.content() == headSide(t, P, rank) && out.intact());
   EXPECT_RANK(back.content() == in.content() && back.intact());
   return "";
 }
 
-ulyssesA2ADesc_t descOf(const Shape& t) {
-  ulyssesA2ADesc_t d = ULYSSES_A2A_DESC_INITIALIZER;
-  d.batch = t.B, d.seq = t.S, d.heads = t.H, d.headDim = t.D, d.dtype = typeOf(t.elementBytes);
-  return d;
-}
-
-std::string planPath(ulyssesPlan_t plan) {
-  ulyssesPlanInfo_t info = ULYSSES_PLAN_INFO_INITIALIZER;
-  return ulyssesPlanGetInfo(plan, &info) == ulyssesSuccess ? info.path : "no info";
-}
+constexpr Shape kMedium{1, 1200, 8, 32, 2};  // staged, over several tiles
 
 // Planes of 2-byte elements, headDim 128 or the like, that P divides, with values written and checked on the device.
 struct Planes {
@@ -78,30 +62,40 @@ std::string forwardAndBackward(const Planes& g, int gradTracked, int rank, ulyss
   g.fillAll(laterIn, g.sequencePart(rank), 2, stream);
   ulyssesA2ADesc_t d = descOf({g.B, g.S, g.H, g.D, 2});
   d.gradTracked = gradTracked;
-  ulyssesPlan_t plan = nullptr, inverse = nullptr;
-  EXPECT_OK(ulyssesPlanCreate(&plan, 1, &d, comm));
-  EXPECT_OK(ulyssesPlanInverse(plan, nullptr, &inverse));
-  cudaDeviceSynchronize();
-  meeting.wait();
-  const auto execute = [&](ulyssesPlan_t p, const DeviceTensor& from, const DeviceTensor& to) {
-    const void* ins[] = {from.data()};
-    void* outs[] = {to.data()};
-    return ulyssesPlanExecute(p, ins, outs, stream);
-  };
-  EXPECT_OK(execute(plan, in, out));
-  EXPECT_OK(execute(inverse, out, back));
-  EXPECT_OK(execute(plan, laterIn, laterOut));
-  EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
-  meeting.wait();
+  PlanPair plans;
+  EXPECT_OK(plans.make(d, comm));
+  settle(meeting);
+  EXPECT_OK(execute(plans.plan, in.data(), out.data(), stream));
+  EXPECT_OK(execute(plans.inverse, out.data(), back.data(), stream));
+  EXPECT_OK(execute(plans.plan, laterIn.data(), laterOut.data(), stream));
+  EXPECT_RANK(finish(stream, meeting));
   EXPECT_RANK(g.holds(out, g.headPart(rank), 1, stream) && out.intact());
   EXPECT_RANK(g.holds(back, g.sequencePart(rank), 1, stream) && back.intact());
   EXPECT_RANK(g.holds(laterOut, g.headPart(rank), 2, stream) && laterOut.intact());
   const ulyssesCommInfo_t info = infoOf(comm);
   EXPECT_RANK(info.windowBytes > 0 && info.windowBytes <= info.windowCapBytes);
   meeting.wait();
-  EXPECT_OK(ulyssesPlanDestroy(inverse));
-  EXPECT_OK(ulyssesPlanDestroy(plan));
   return "";
+}
+
+constexpr size_t kCap = size_t{1} << 30;
+
+// A plan whose plain outputs would be the fallback's. Nothing is touched, so the buffers are but addresses.
+std::string expectRefused(ulyssesPlan_t plan, const char* why, cudaStream_t stream) {
+  EXPECT_RANK(std::string(infoOf(plan).path) == "fallback" && std::string(infoOf(plan).reason).find(why) != std::string::npos);
+  DeviceTensor in(256);
+  EXPECT_RANK(execute(plan, in.data(), in.data() + (size_t{1} << 45), stream) == ulyssesNotSupported);
+  EXPECT_RANK(lastErrorSays(why) && lastErrorSays("ulyssesMemAlloc"));
+  EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
+  return "";
+}
+
+std::string refusedForGradients(const Planes& g, int, ulyssesComm_t comm, cudaStream_t stream) {
+  ulyssesA2ADesc_t d = descOf({g.B, g.S, g.H, g.D, 2});
+  d.gradTracked = 1;
+  PlanPair plans;
+  EXPECT_OK(plans.make(d, comm));
+  return expectRefused(plans.plan, "ULYSSES_A2A_LONG_TRAINING=chunked", stream);
 }
 
 // What init gives on every rank when `stage` fails on one, and what the communicator can then do.
@@ -115,17 +109,17 @@ std::string failingInit(int P, int victim, hooks::Stage stage) {
     const ulyssesResult_t made = ulyssesCommInitRankConfig(&comm, P, id, rank, &config);
     if (stage == hooks::Stage::Configuration) {
       EXPECT_RANK(made == ulyssesSystemError);
-      EXPECT_RANK(std::string(ulyssesGetLastError()).find("planted") != std::string::npos);
+      EXPECT_RANK(lastErrorSays("planted"));
       return "";
     }
     EXPECT_RANK(made == ulyssesSuccess);
     DeviceTensor in(sequenceSide(kSmall, P, rank)), out(headSide(kSmall, P, rank).size());
     void* window = nullptr;
     EXPECT_RANK(exchange(kSmall, in.data(), out.data(), ulyssesScatterHeads, comm, nullptr) == ulyssesNotSupported);
-    EXPECT_RANK(std::string(ulyssesGetLastError()).find("not fused") != std::string::npos);
+    EXPECT_RANK(lastErrorSays("not fused"));
     EXPECT_RANK(out.untouched());
     EXPECT_RANK(ulyssesMemAlloc(&window, 64, comm) == ulyssesNotSupported);
-    EXPECT_RANK(std::string(ulyssesGetLastError()).find("planted") != std::string::npos);
+    EXPECT_RANK(lastErrorSays("planted"));
     EXPECT_OK(ulyssesCommDestroy(comm));
     EXPECT_RANK(cudaGetLastError() == cudaSuccess);
     return "";
@@ -154,7 +148,7 @@ TEST_CASE("case 5 on device memory: a call whose memory fails on one rank fails 
                 if (rank == victim) hooks::plantFailure(stage, Status(ulyssesOutOfMemory, "planted"));
               };
               const auto planted = [](ulyssesResult_t result) {
-                return result == ulyssesOutOfMemory && std::string(ulyssesGetLastError()).find("planted") != std::string::npos;
+                return result == ulyssesOutOfMemory && lastErrorSays("planted");
               };
               DeviceTensor in(sequenceSide(kStaged, P, rank)), out(headSide(kStaged, P, rank).size());
               for (const auto stage : {hooks::Stage::Tables, hooks::Stage::Staging, hooks::Stage::Allocate, hooks::Stage::Open}) {
@@ -197,22 +191,16 @@ TEST_CASE("case 16 on device memory: uneven and explicit splits", "[gpu][cases]"
             if (byHeads) d.headSplits = headSplits;
             const Part seq{begins[r], splits[r]}, heads = byHeads ? Part{headBegins[r], headSplits[r]} : balanced(8, 4, rank);
             DeviceTensor in(tensor(t, seq, {0, 8})), out(tensor(t, {0, 11}, heads).size()), back(in.content().size());
-            ulyssesPlan_t plan = nullptr, inverse = nullptr;
-            EXPECT_OK(ulyssesPlanCreate(&plan, 1, &d, comm));
-            EXPECT_OK(ulyssesPlanInverse(plan, nullptr, &inverse));
-            EXPECT_RANK(planPath(plan) == "fused");
-            cudaDeviceSynchronize();
-            meeting.wait();
-            const void *ins[] = {in.data()}, *outsIn[] = {out.data()};
-            void *outs[] = {out.data()}, *backs[] = {back.data()};
-            EXPECT_OK(ulyssesPlanExecute(plan, ins, outs, stream));
-            EXPECT_OK(ulyssesPlanExecute(inverse, outsIn, backs, stream));
-            EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
-            meeting.wait();
+            PlanPair plans;
+            EXPECT_OK(plans.make(d, comm));
+            EXPECT_RANK(std::string(infoOf(plans.plan).path) == "fused");
+            settle(meeting);
+            EXPECT_OK(execute(plans.plan, in.data(), out.data(), stream));
+            EXPECT_OK(execute(plans.inverse, out.data(), back.data(), stream));
+            EXPECT_RANK(finish(stream, meeting));
             EXPECT_RANK(out.content() == tensor(t, {0, 11}, heads) && out.intact());
             EXPECT_RANK(back.content() == in.content() && back.intact());
-            EXPECT_OK(ulyssesPlanDestroy(inverse));
-            EXPECT_OK(ulyssesPlanDestroy(plan));
+            meeting.wait();
           }
           return "";
         }) == "");
@@ -247,22 +235,16 @@ TEST_CASE("case 19 on device memory: views, and a view on one rank alone", "[gpu
                   std::memcpy(&spread[first + (b * stride[0] + s * stride[1] + h * stride[2]) * t.elementBytes],
                               &packed[((b * seq.second + s) * t.H + h) * head], head);
             DeviceTensor in(spread), out(headSide(t, 2, rank).size()), back(spread.size());
-            ulyssesPlan_t plan = nullptr, inverse = nullptr;
-            EXPECT_OK(ulyssesPlanCreate(&plan, 1, &d, comm));
-            EXPECT_OK(ulyssesPlanInverse(plan, nullptr, &inverse));
-            EXPECT_RANK(planPath(plan) == "fused");
-            cudaDeviceSynchronize();
-            meeting.wait();
-            const void *ins[] = {in.data() + first}, *outsIn[] = {out.data()};
-            void *outs[] = {out.data()}, *backs[] = {back.data() + first};
-            EXPECT_OK(ulyssesPlanExecute(plan, ins, outs, stream));
-            EXPECT_OK(ulyssesPlanExecute(inverse, outsIn, backs, stream));
-            EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
-            meeting.wait();
+            PlanPair plans;
+            EXPECT_OK(plans.make(d, comm));
+            EXPECT_RANK(std::string(infoOf(plans.plan).path) == "fused");
+            settle(meeting);
+            EXPECT_OK(execute(plans.plan, in.data() + first, out.data(), stream));
+            EXPECT_OK(execute(plans.inverse, out.data(), back.data() + first, stream));
+            EXPECT_RANK(finish(stream, meeting));
             EXPECT_RANK(out.content() == headSide(t, 2, rank) && out.intact());
             EXPECT_RANK(back.content() == spread && back.intact());  // 0xEE between the views too
-            EXPECT_OK(ulyssesPlanDestroy(inverse));
-            EXPECT_OK(ulyssesPlanDestroy(plan));
+            meeting.wait();
             return "";
           }) == "");
   }
@@ -311,6 +293,8 @@ TEST_CASE("case 22 on device memory: exact forward and backward at long sequence
       INFO("S=" << g.S << " B=" << g.B << " " << longTraining);
       setenv("ULYSSES_A2A_LONG_TRAINING", longTraining, 1);
       CHECK(onDevice(As::Threads, 4, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+              if (std::string(longTraining) == "auto" && g.planeBytes() > (size_t{512} << 20) && g.B * g.planeBytes() > kCap)
+                return refusedForGradients(g, rank, comm, stream);
               const std::string text = forwardAndBackward(g, 1, rank, comm, stream, meeting);
               EXPECT_RANK(!text.empty() || infoOf(comm).windowBytes <= 896000000);
               return text;
@@ -344,8 +328,7 @@ TEST_CASE("case 23 on device memory: small, big, small, big, and an earlier outp
               bigOut(big.planeBytes()), bigAgain(big.planeBytes());
           small.fillAll(smallIn, small.sequencePart(rank), 3, stream);
           big.fillAll(bigIn, big.headPart(rank), 4, stream);
-          EXPECT_RANK(cudaDeviceSynchronize() == cudaSuccess);
-          meeting.wait();
+          settle(meeting);
           const auto call = [&](const Planes& g, const DeviceTensor& from, const DeviceTensor& to, ulyssesDirection_t direction) {
             return exchange({g.B, g.S, g.H, g.D, 2}, from.data(), to.data(), direction, comm, stream);
           };
@@ -353,8 +336,7 @@ TEST_CASE("case 23 on device memory: small, big, small, big, and an earlier outp
           EXPECT_OK(call(big, bigIn, bigOut, ulyssesGatherHeads));
           EXPECT_OK(call(small, smallIn, again, ulyssesScatterHeads));
           EXPECT_OK(call(big, bigIn, bigAgain, ulyssesGatherHeads));
-          EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
-          meeting.wait();
+          EXPECT_RANK(finish(stream, meeting));
           for (const DeviceTensor* t : {&kept, &again}) EXPECT_RANK(small.holds(*t, small.headPart(rank), 3, stream) && t->intact());
           for (const DeviceTensor* t : {&bigOut, &bigAgain}) EXPECT_RANK(big.holds(*t, big.sequencePart(rank), 4, stream) && t->intact());
           return "";
@@ -368,12 +350,11 @@ TEST_CASE("case 25 on device memory: an eager call under capture is refused on a
       INFO((as == As::Threads ? "threads" : "processes") << (onAll ? ", captured on all" : ", captured on rank 0"));
       CHECK(onDevice(as, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
               DeviceTensor in(sequenceSide(kStaged, 2, rank)), out(headSide(kStaged, 2, rank).size());
-              cudaDeviceSynchronize();
-              meeting.wait();
+              settle(meeting);
               const bool captures = onAll || rank == 0;
               if (captures) EXPECT_RANK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
               EXPECT_RANK(exchange(kStaged, in.data(), out.data(), ulyssesScatterHeads, comm, stream) == ulyssesInvalidUsage);
-              EXPECT_RANK(std::string(ulyssesGetLastError()).find("rank 0") != std::string::npos);
+              EXPECT_RANK(lastErrorSays("rank 0"));
               if (captures) {
                 cudaGraph_t graph = nullptr;
                 size_t nodes = 1;
@@ -388,6 +369,95 @@ TEST_CASE("case 25 on device memory: an eager call under capture is refused on a
               return roundTrip(kStaged, 2, rank, comm, stream, meeting);
             }) == "");
     }
+}
+
+TEST_CASE("case 25 on device memory: after a warm-up eager calls are recorded, replayed with new inputs, made beside it", "[gpu][cases]") {
+  NEEDS_GPU;
+  for (const As as : {As::Threads, As::Processes})
+    for (const Shape& t : {kSmall, kMedium})
+      for (const bool inWindow : {false, true}) {
+        INFO((as == As::Threads ? "threads" : "processes") << " S=" << t.S << (inWindow ? " window" : " plain"));
+        CHECK(onDevice(as, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+                const size_t bytes = headSide(t, 2, rank).size();
+                DeviceTensor in(sequenceSide(t, 2, rank)), plain(bytes), back(in.content().size());
+                void* window = nullptr;
+                EXPECT_OK(ulyssesMemAlloc(&window, bytes, comm));
+                void* out = inWindow ? window : plain.data();
+                const auto there = [&] { return exchange(t, in.data(), out, ulyssesScatterHeads, comm, stream); };
+                const auto andBack = [&] { return exchange(t, out, back.data(), ulyssesGatherHeads, comm, stream); };
+                settle(meeting);
+                EXPECT_OK(there());
+                EXPECT_OK(andBack());
+                EXPECT_RANK(finish(stream, meeting));
+
+                // On one rank alone: the same refusal on both, and nothing recorded.
+                if (rank == 0) EXPECT_RANK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+                EXPECT_RANK(there() == ulyssesInvalidUsage && lastErrorSays("rank 0 records a graph and rank 1 does not"));
+                if (rank == 0) {
+                  cudaGraph_t graph = nullptr;
+                  EXPECT_RANK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+                  if (graph != nullptr) cudaGraphDestroy(graph);
+                }
+                meeting.wait();
+
+                Graph graph;
+                std::string text = graph.record(stream, [&]() -> std::string {
+                  EXPECT_OK(there());
+                  EXPECT_OK(andBack());
+                  // A shape that was never made outside cannot be recorded.
+                  Shape other = t;
+                  other.S += 2;
+                  EXPECT_RANK(exchange(other, in.data(), plain.data(), ulyssesScatterHeads, comm, stream) == ulyssesInvalidUsage);
+                  return "";
+                });
+                if (!text.empty()) return text;
+                EXPECT_RANK(graph.nodes() == 2);
+                for (uint64_t i = 0; i < 10; ++i) {
+                  in.set(sequenceSide(t, 2, rank, 50 + i));
+                  plain.poison();
+                  back.poison();
+                  settle(meeting);
+                  EXPECT_RANK(graph.replay(stream));
+                  if (i % 2 == 1) {
+                    EXPECT_OK(there());
+                    EXPECT_OK(andBack());
+                  }
+                  EXPECT_RANK(finish(stream, meeting));
+                  std::vector<unsigned char> got(bytes);
+                  EXPECT_RANK(cudaMemcpy(got.data(), out, bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+                  EXPECT_RANK(got == headSide(t, 2, rank, 50 + i) && plain.intact());
+                  EXPECT_RANK(back.content() == in.content() && back.intact());
+                  meeting.wait();
+                }
+                EXPECT_OK(ulyssesMemFree(window, comm));
+                return "";
+              }) == "");
+      }
+}
+
+TEST_CASE("a group under capture records its calls and waits for none", "[gpu][cases]") {
+  NEEDS_GPU;
+  CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+          DeviceTensor in(sequenceSide(kMedium, 2, rank)), out(headSide(kMedium, 2, rank).size()), back(in.content().size());
+          PlanPair plans;
+          EXPECT_OK(plans.make(descOf(kMedium), comm));
+          settle(meeting);
+          Graph graph;
+          const std::string text = graph.record(stream, [&]() -> std::string {
+            EXPECT_OK(ulyssesGroupStart());
+            EXPECT_OK(execute(plans.plan, in.data(), out.data(), stream));
+            EXPECT_OK(execute(plans.inverse, out.data(), back.data(), stream));
+            EXPECT_OK(ulyssesGroupEnd());
+            return "";
+          });
+          if (!text.empty()) return text;
+          meeting.wait();
+          EXPECT_RANK(graph.nodes() == 2 && graph.replay(stream));
+          EXPECT_RANK(finish(stream, meeting));
+          EXPECT_RANK(back.content() == in.content() && back.intact());
+          meeting.wait();
+          return "";
+        }) == "");
 }
 
 TEST_CASE("case 28 on device memory: errors leave the current device and CUDA's last error alone", "[gpu][cases]") {
@@ -428,33 +498,58 @@ TEST_CASE("case 29 on device memory: lazily loaded kernels, one rank three secon
   unsetenv("CUDA_MODULE_LOADING");
 }
 
-TEST_CASE("two communicators on two streams, launched in opposite order by the ranks", "[gpu][cases]") {
+TEST_CASE("two communicators on two streams, launched in opposite order by the ranks: their CTAs are resident together", "[gpu][cases]") {
   NEEDS_GPU;
-  CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
-          ulyssesComm_t other = nullptr;
-          EXPECT_OK(ulyssesCommSplit(comm, 0, rank, &other, nullptr));
-          cudaStream_t second = nullptr;
-          EXPECT_RANK(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking) == cudaSuccess);
-          DeviceTensor in(sequenceSide(kStaged, 2, rank)), a(headSide(kStaged, 2, rank).size()), b(headSide(kStaged, 2, rank).size());
-          const ulyssesA2ADesc_t d = descOf(kStaged);
-          ulyssesPlan_t planA = nullptr, planB = nullptr;
-          EXPECT_OK(ulyssesPlanCreate(&planA, 1, &d, comm));
-          EXPECT_OK(ulyssesPlanCreate(&planB, 1, &d, other));
-          cudaDeviceSynchronize();
-          meeting.wait();
-          const void* ins[] = {in.data()};
-          void *outsA[] = {a.data()}, *outsB[] = {b.data()};
-          for (int i = 0; i < 100; ++i)
-            for (const bool first : {rank == 0, rank != 0})
-              EXPECT_OK(first ? ulyssesPlanExecute(planA, ins, outsA, stream) : ulyssesPlanExecute(planB, ins, outsB, second));
-          EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess && cudaStreamSynchronize(second) == cudaSuccess);
-          meeting.wait();
-          EXPECT_RANK(a.content() == headSide(kStaged, 2, rank) && a.intact());
-          EXPECT_RANK(b.content() == headSide(kStaged, 2, rank) && b.intact());
-          EXPECT_OK(ulyssesPlanDestroy(planA));
-          EXPECT_OK(ulyssesPlanDestroy(planB));
-          EXPECT_OK(ulyssesCommDestroy(other));
-          cudaStreamDestroy(second);
+  const Shape large{1, 4096, 8, 64, 2};  // as many CTAs as there are
+  for (const Shape& t : {kStaged, large})
+    CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+            ulyssesComm_t other = nullptr;
+            EXPECT_OK(ulyssesCommSplit(comm, 0, rank, &other, nullptr));
+            cudaStream_t second = nullptr;
+            EXPECT_RANK(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking) == cudaSuccess);
+            DeviceTensor in(sequenceSide(t, 2, rank)), a(headSide(t, 2, rank).size()), b(headSide(t, 2, rank).size());
+            {
+              PlanPair plansA, plansB;
+              EXPECT_OK(plansA.make(descOf(t), comm));
+              EXPECT_OK(plansB.make(descOf(t), other));
+              cudaDeviceProp device;
+              EXPECT_RANK(cudaGetDeviceProperties(&device, 0) == cudaSuccess);
+              // Kernels of 512 threads: at least one CTA to a processor.
+              EXPECT_RANK(infoOf(plansA.plan).ctas > 0 && infoOf(plansB.plan).ctas > 0);
+              EXPECT_RANK(2 * (infoOf(plansA.plan).ctas + infoOf(plansB.plan).ctas) <=
+                          device.multiProcessorCount * (device.maxThreadsPerMultiProcessor / 512));
+              settle(meeting);
+              for (int i = 0; i < 100; ++i)
+                for (const bool first : {rank == 0, rank != 0})
+                  EXPECT_OK(first ? execute(plansA.plan, in.data(), a.data(), stream) : execute(plansB.plan, in.data(), b.data(), second));
+              EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess && cudaStreamSynchronize(second) == cudaSuccess);
+              meeting.wait();
+            }
+            EXPECT_RANK(a.content() == headSide(t, 2, rank) && a.intact());
+            EXPECT_RANK(b.content() == headSide(t, 2, rank) && b.intact());
+            EXPECT_OK(ulyssesCommDestroy(other));
+            cudaStreamDestroy(second);
+            return "";
+          }) == "");
+}
+
+TEST_CASE("CTAs of communicators that are gone, or whose processes died, are there again", "[gpu][cases]") {
+  NEEDS_GPU;
+  const Shape large{1, 4096, 8, 64, 2};
+  CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t, Meeting& meeting) -> std::string {
+          int most = 0;
+          for (int i = 0; i < 4; ++i) {
+            ulyssesComm_t other = nullptr;
+            EXPECT_OK(ulyssesCommSplit(comm, 0, rank, &other, nullptr));
+            {
+              PlanPair plans;
+              EXPECT_OK(plans.make(descOf(large), other));
+              if (i == 0) most = infoOf(plans.plan).ctas;
+              EXPECT_RANK(infoOf(plans.plan).ctas == most);
+            }
+            EXPECT_OK(ulyssesCommDestroy(other));
+            meeting.wait();
+          }
           return "";
         }) == "");
 }
@@ -487,17 +582,15 @@ TEST_CASE("a rank killed while its kernels run: the other is told who", "[gpu][d
           const ulyssesA2ADesc_t d = descOf(kStaged);
           ulyssesPlan_t plan = nullptr;
           EXPECT_OK(ulyssesPlanCreate(&plan, 1, &d, comm));
-          const void* ins[] = {in.data()};
-          void* outs[] = {out.data()};
           ulyssesResult_t result = ulyssesSuccess;
           for (int i = 0; i < 10000 && result == ulyssesSuccess; ++i) {
-            result = ulyssesPlanExecute(plan, ins, outs, stream);
+            result = execute(plan, in.data(), out.data(), stream);
             if (rank == 1 && i == 21) raise(SIGKILL);
             if (i % 10 == 9) EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
           }
           EXPECT_RANK(result == ulyssesRemoteError);
-          EXPECT_RANK(std::string(ulyssesGetLastError()).find("rank 1") != std::string::npos);
-          EXPECT_RANK(ulyssesPlanExecute(plan, ins, outs, stream) == ulyssesRemoteError);
+          EXPECT_RANK(lastErrorSays("rank 1"));
+          EXPECT_RANK(execute(plan, in.data(), out.data(), stream) == ulyssesRemoteError);
           ulyssesResult_t async = ulyssesSuccess;
           EXPECT_OK(ulyssesCommGetAsyncError(comm, &async));
           EXPECT_RANK(async == ulyssesRemoteError);

@@ -325,20 +325,17 @@ TEST_CASE("copies that differ by a constant offset become one block, long ones a
 
 TEST_CASE("a ledger grants what fits and takes it back", "[device]") {
   std::atomic<uint32_t> used{0};
-  device::CtaLedger ledger(used, 100);
-  {
-    auto first = ledger.reserve(60);
-    CHECK(first);
-    CHECK_FALSE(ledger.reserve(41));
-    auto second = ledger.reserve(40);
-    CHECK(ledger.used() == 100);
-    auto moved = std::move(second);
-    CHECK(ledger.used() == 100);
-    first.release();
-    CHECK(ledger.used() == 40);
-  }
+  device::CtaLedger ledger(used), other(used);
+  CHECK(ledger.reserve(60, 100));
+  CHECK_FALSE(other.reserve(41, 100));
+  CHECK(other.reserve(40, 100));
+  CHECK(ledger.used() == 100);
+  ledger.giveBack(60);
+  CHECK(other.used() == 40);
+  CHECK_FALSE(ledger.reserve(10, 45));  // parties may know of different capacities
+  other.giveBack(40);
   CHECK(ledger.used() == 0);
-  CHECK_FALSE(ledger.reserve(101));
+  CHECK_FALSE(ledger.reserve(101, 100));
 }
 
 }  // namespace

@@ -1,14 +1,17 @@
 #include "plan/policy.h"
 
-#include <cstdlib>
-#include <fstream>
-#include <sstream>
+#include <algorithm>
 #include <string>
 #include <vector>
 
+#include "base/checked.h"
 #include "base/datatype.h"
+#include "plan/desc_record.h"
+#include "plan/launch_shape.h"
+#include "plan/policy_facts.h"
 #include "plan/tuning.h"
 #include "support/catch.h"
+#include "support/policy_table.h"
 
 namespace {
 
@@ -17,81 +20,10 @@ using ulysses::plan::choosePolicy;
 using ulysses::plan::kLongTrainingPlaneBytes;
 using ulysses::plan::PolicyChoice;
 using ulysses::plan::PolicyFacts;
+using ulysses::testing::PolicyCase;
+using ulysses::testing::readPolicyTable;
 
 constexpr size_t kCap = size_t{1} << 30;
-
-std::vector<std::string> fieldsOf(const std::string& line) {
-  std::vector<std::string> fields;
-  std::stringstream in(line);
-  for (std::string field; std::getline(in, field, ',');) fields.push_back(field);
-  return fields;
-}
-
-size_t number(const std::string& text) {
-  char* end = nullptr;
-  const size_t value = std::strtoull(text.c_str(), &end, 10);
-  INFO(text);
-  REQUIRE((!text.empty() && *end == '\0'));
-  return value;
-}
-
-ulyssesDataType_t dtypeNamed(const std::string& name) {
-  for (int dtype = ulyssesInt8; dtype <= ulyssesFloat8e5m2; ++dtype)
-    if (ulysses::dataTypeFacts(dtype).name == name) return static_cast<ulyssesDataType_t>(dtype);
-  FAIL("no data type " << name);
-  return ulyssesInt8;
-}
-
-struct PolicyCase {
-  std::string line, path;
-  PolicyFacts facts;
-  bool tuned = false, original = false;
-  size_t maxWindowBytes = 0;
-};
-
-std::vector<PolicyCase> readCases() {
-  std::ifstream in(ULYSSES_DATA_DIR "/policy.csv");
-  REQUIRE(in.good());
-  std::vector<PolicyCase> cases;
-  bool header = true;
-  for (std::string line; std::getline(in, line);) {
-    if (line.empty() || line[0] == '#') continue;
-    if (header) {
-      CHECK(line ==
-            "gpu,ranks,dtype,contiguous,planes,seq,heads,headDim,direction,gradTracked,longTraining,capBytes,"
-            "planeBytes,packBytes,path,tuned,original,maxWindowBytes");
-      header = false;
-      continue;
-    }
-    const std::vector<std::string> f = fieldsOf(line);
-    INFO(line);
-    REQUIRE(f.size() == 18);
-    PolicyCase c;
-    c.line = line;
-    c.facts.gpu = f[0];
-    c.facts.ranks = static_cast<int>(number(f[1]));
-    c.facts.dtype = dtypeNamed(f[2]);
-    c.facts.contiguous = number(f[3]) == 1;
-    c.facts.planes = number(f[4]);
-    c.facts.seq = number(f[5]);
-    c.facts.heads = number(f[6]);
-    c.facts.headDim = number(f[7]);
-    REQUIRE((f[8] == "scatter" || f[8] == "gather"));
-    c.facts.direction = f[8] == "scatter" ? ulyssesScatterHeads : ulyssesGatherHeads;
-    c.facts.gradTracked = number(f[9]) == 1;
-    REQUIRE((f[10] == "auto" || f[10] == "chunked"));
-    c.facts.longTraining = f[10] == "auto" ? LongTraining::Auto : LongTraining::Chunked;
-    c.facts.capBytes = number(f[11]);
-    c.facts.planeBytes = number(f[12]);
-    c.facts.packBytes = number(f[13]);
-    c.path = f[14];
-    c.tuned = number(f[15]) == 1;
-    c.original = number(f[16]) == 1;
-    c.maxWindowBytes = number(f[17]);
-    cases.push_back(c);
-  }
-  return cases;
-}
 
 // What holds of every choice.
 void checkSound(const PolicyFacts& facts, const PolicyChoice& choice) {
@@ -133,7 +65,7 @@ PolicyFacts gradTracked(PolicyFacts facts) {
 }  // namespace
 
 TEST_CASE("policy: every row of the table") {
-  const std::vector<PolicyCase> cases = readCases();
+  const std::vector<PolicyCase> cases = readPolicyTable();
   CHECK(cases.size() == 80);
   for (const PolicyCase& c : cases) {
     INFO(c.line);
@@ -153,6 +85,109 @@ TEST_CASE("policy: every row of the table") {
     if (c.original) CHECK(choice.ctas == 36);
     checkSound(c.facts, choice);
   }
+}
+
+// The same table by the way a plan takes: descriptors of all ranks, agreed, to facts, choice and launches.
+TEST_CASE("policy: every row of the table through a plan's descriptors, down to its launches") {
+  for (const PolicyCase& c : readPolicyTable()) {
+    INFO(c.line);
+    const int P = c.facts.ranks;
+    ulyssesA2ADesc_t desc = ULYSSES_A2A_DESC_INITIALIZER;
+    desc.batch = c.facts.planes, desc.seq = c.facts.seq, desc.heads = c.facts.heads, desc.headDim = c.facts.headDim;
+    desc.dtype = c.facts.dtype, desc.direction = c.facts.direction, desc.gradTracked = c.facts.gradTracked;
+    if (!c.facts.contiguous) {  // a view of longer rows, on the last rank alone
+      const size_t row = (desc.direction == ulyssesScatterHeads ? desc.heads : desc.heads / static_cast<size_t>(P)) * desc.headDim;
+      const size_t rows = desc.direction == ulyssesScatterHeads ? desc.seq / static_cast<size_t>(P) : desc.seq;
+      desc.inStride[0] = rows * 2 * row, desc.inStride[1] = 2 * row, desc.inStride[2] = desc.headDim;
+    }
+    std::vector<ulysses::Bytes> records;
+    std::vector<ulysses::layout::Operand> operands;
+    for (int r = 0; r < P; ++r) {
+      ulyssesA2ADesc_t mine = desc;
+      if (r != P - 1) std::fill(mine.inStride, mine.inStride + 3, size_t{0});
+      operands.clear();
+      REQUIRE(ulysses::resolveDescs(std::span(&mine, 1), r, P, &operands).ok());
+      records.push_back(ulysses::encodeDescs(std::span(&mine, 1), P));
+    }
+    std::vector<ulysses::OperandStrides> strides;
+    REQUIRE(ulysses::agreeDescs(records, &strides).ok());
+
+    PolicyFacts common;
+    common.gpu = c.facts.gpu;
+    common.ranks = P;
+    common.longTraining = c.facts.longTraining;
+    common.capBytes = c.facts.capBytes;
+    const PolicyFacts facts = ulysses::plan::policyFacts(common, desc.dtype, operands, strides, {desc.gradTracked != 0});
+    CHECK(facts.planeBytes == c.facts.planeBytes);
+    CHECK(facts.packBytes == c.facts.packBytes);
+    CHECK(facts.planes == c.facts.planes);
+    CHECK(facts.contiguous == c.facts.contiguous);
+    CHECK(facts.direction == c.facts.direction);
+    const PolicyChoice choice = choosePolicy(facts);
+    CHECK((choice.fused ? "fused" : "nccl") == c.path);
+    CHECK(choice.tuned == c.tuned);
+    CHECK(choice.original == c.original);
+    CHECK(choice.maxWindowBytes == c.maxWindowBytes);
+    // The backward was agreed with its forward and goes the same way.
+    const ulysses::layout::Operand back = ulysses::layout::inverse(operands[0]);
+    const ulysses::OperandStrides backStrides{strides[0].out, strides[0].in};
+    const PolicyFacts backFacts =
+        ulysses::plan::policyFacts(common, desc.dtype, std::span(&back, 1), std::span(&backStrides, 1), {desc.gradTracked != 0});
+    CHECK(choosePolicy(backFacts).reason == choice.reason);
+
+    const ulysses::Schedule schedule = ulysses::exchangeSchedule(operands, strides, 0);
+    constexpr size_t kFlags = size_t{300} << 10, kRecorded = size_t{64} << 20;
+    const ulysses::LaunchRoom room{148, c.facts.capBytes - kFlags, kFlags + kRecorded, kRecorded, kRecorded, 16384};
+    const ulysses::Launches launches = launchesOf(facts, choice, schedule.largestPayload, room);
+    const size_t registered = launches.eager.stagingBytes + launches.recorded.stagingBytes;
+    CHECK(launches.eager.stagingBytes <= c.maxWindowBytes);
+    CHECK(registered + 2 * kFlags <= c.facts.capBytes);
+    CHECK((launches.eager.stagingBytes != 0) == choice.fused);
+    CHECK((launches.recorded.stagingBytes != 0) == choice.fused);
+    CHECK(launches.eager.ctas == (c.tuned ? 144u : c.original || c.facts.gpu != "GB200" ? 36u : launches.eager.ctas));
+    CHECK(launches.recorded.ctas == launches.eager.ctas);
+    const size_t inSlots = size_t{launches.eager.ctas} * 3 * launches.eager.tileBytes;
+    // The original launch holds the whole pack, the tuned one a plane at most, the library's own less than either.
+    if (c.original && registered < c.facts.capBytes / 2) CHECK(inSlots >= schedule.largestPayload);
+    if (c.tuned) CHECK(inSlots <= ulysses::ceilDiv(facts.planeBytes, static_cast<size_t>(P)) + 144 * 3 * 16);
+    if (choice.fused && !c.tuned && !c.original) CHECK(registered <= size_t{128} << 20);
+  }
+}
+
+TEST_CASE("policy: of several operands, only the tracked one's own planes count against the limit") {
+  PolicyFacts common;
+  common.ranks = 4;
+  common.capBytes = kCap;
+  const auto operand = [](size_t heads, size_t headDim) {
+    ulysses::layout::OperandRequest request;
+    request.batch = 1, request.seq = 250000, request.heads = heads, request.headDim = headDim, request.elementBytes = 2;
+    return ulysses::layout::resolve(request, 4).take();
+  };
+  const std::vector<ulysses::layout::Operand> operands = {operand(56, 128), operand(8, 128)};
+  const std::vector<ulysses::OperandStrides> strides(2, ulysses::contiguousStrides(4));
+  const auto facts = [&](std::vector<bool> tracked) {
+    return ulysses::plan::policyFacts(common, ulyssesBfloat16, operands, strides, tracked);
+  };
+  CHECK(facts({true, false}).gradTracked);
+  CHECK_FALSE(facts({false, true}).gradTracked);
+  CHECK_FALSE(facts({false, false}).gradTracked);
+  const PolicyFacts both = facts({true, true});
+  CHECK(both.planeBytes == 896'000'000);
+  CHECK(both.packBytes == 896'000'000 + 128'000'000);
+  CHECK(both.heads == 0);  // 56 and 8: no geometry of the tuning table
+  CHECK(both.planes == 2);
+}
+
+TEST_CASE("policy: a flat collective is one plane without a geometry of the tuning table") {
+  PolicyFacts common;
+  common.gpu = "GB200";
+  common.ranks = 4;
+  common.capBytes = kCap;
+  const PolicyFacts facts =
+      ulysses::plan::policyFacts(common, ulyssesBfloat16, ulysses::allGatherSchedule(size_t{1} << 20, 2, 0, 4));
+  CHECK(facts.packBytes == size_t{4} << 20);
+  CHECK_FALSE(choosePolicy(facts).tuned);
+  CHECK(choosePolicy(facts).fused);
 }
 
 TEST_CASE("policy: a grad-tracked plane of 512 MiB is chunked, one byte more keeps the original launch") {

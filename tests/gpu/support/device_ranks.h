@@ -5,9 +5,13 @@
 
 #include <barrier>
 #include <cstdlib>
+#include <functional>
 #include <memory>
+#include <span>
+#include <string>
 #include <thread>
 
+#include "base/test_hooks.h"
 #include "support/ranks.h"
 #include "support/tensors.h"
 
@@ -95,9 +99,81 @@ inline std::string inChild(const std::function<std::string()>& run) {
 
 using DeviceBody = std::function<std::string(int rank, ulyssesComm_t, cudaStream_t, Meeting&)>;
 
-inline std::string onDevice(As as, int P, const DeviceBody& body, const ulyssesConfig_t& config = deviceConfig()) {
+// Everything allocated and cleared on all ranks, before the first launch.
+inline void settle(Meeting& meeting) {
+  cudaDeviceSynchronize();
+  meeting.wait();
+}
+// Everything launched is over on all ranks, before the first free.
+inline bool finish(cudaStream_t stream, Meeting& meeting) {
+  const bool good = cudaStreamSynchronize(stream) == cudaSuccess;
+  meeting.wait();
+  return good;
+}
+
+// A plan and its inverse, of one operand or several, destroyed together.
+class PlanPair {
+ public:
+  PlanPair() = default;
+  PlanPair(const PlanPair&) = delete;
+  ~PlanPair() {
+    (void)ulyssesPlanDestroy(inverse);
+    (void)ulyssesPlanDestroy(plan);
+  }
+  ulyssesResult_t make(std::span<const ulyssesA2ADesc_t> descs, ulyssesComm_t comm) {
+    const ulyssesResult_t made = ulyssesPlanCreate(&plan, static_cast<int>(descs.size()), descs.data(), comm);
+    return made == ulyssesSuccess ? ulyssesPlanInverse(plan, nullptr, &inverse) : made;
+  }
+  ulyssesResult_t make(const ulyssesA2ADesc_t& desc, ulyssesComm_t comm) { return make(std::span(&desc, 1), comm); }
+
+  ulyssesPlan_t plan = nullptr, inverse = nullptr;
+};
+
+// Executes a plan of one operand.
+inline ulyssesResult_t execute(ulyssesPlan_t plan, const void* in, void* out, cudaStream_t stream) {
+  return ulyssesPlanExecute(plan, &in, &out, stream);
+}
+
+inline ulyssesPlanInfo_t infoOf(ulyssesPlan_t plan) {
+  ulyssesPlanInfo_t info = ULYSSES_PLAN_INFO_INITIALIZER;
+  (void)ulyssesPlanGetInfo(plan, &info);
+  return info;
+}
+
+// Records what `record` does on a stream, and replays it. Whoever throws it away has waited for the stream.
+class Graph {
+ public:
+  Graph() = default;
+  Graph(const Graph&) = delete;
+  ~Graph() {
+    if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
+  }
+  // The body's text, or what went wrong.
+  std::string record(cudaStream_t stream, const std::function<std::string()>& body) {
+    EXPECT_RANK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    const std::string text = body();
+    cudaGraph_t graph = nullptr;
+    EXPECT_RANK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    EXPECT_RANK(cudaGraphGetNodes(graph, nullptr, &nodes_) == cudaSuccess);
+    const bool made = cudaGraphInstantiate(&exec_, graph, 0) == cudaSuccess;
+    cudaGraphDestroy(graph);
+    EXPECT_RANK(made && cudaGraphUpload(exec_, stream) == cudaSuccess);
+    return text;
+  }
+  bool replay(cudaStream_t stream) const { return cudaGraphLaunch(exec_, stream) == cudaSuccess; }
+  size_t nodes() const { return nodes_; }
+
+ private:
+  cudaGraphExec_t exec_ = nullptr;
+  size_t nodes_ = 0;
+};
+
+// `architecture`: what the GPU is to the tuning table, where it is not to be what it is.
+inline std::string onDevice(As as, int P, const DeviceBody& body, const ulyssesConfig_t& config = deviceConfig(),
+                            const std::string& architecture = "") {
   Meeting meeting(as, P);
   const auto run = [&] {
+    hooks::setArchitecture(architecture);
     return failures(runComms(as, P, [&](int rank, ulyssesComm_t comm) -> std::string {
       EXPECT_RANK(cudaSetDevice(0) == cudaSuccess);
       cudaStream_t stream = nullptr;
@@ -118,6 +194,20 @@ inline std::string onDevice(As as, int P, const DeviceBody& body, const ulyssesC
 inline ulyssesDataType_t typeOf(size_t bytes) {
   return bytes == 1 ? ulyssesUint8 : bytes == 2 ? ulyssesBfloat16 : bytes == 4 ? ulyssesFloat32 : ulyssesFloat64;
 }
+
+inline ulyssesA2ADesc_t descOf(const Shape& t) {
+  ulyssesA2ADesc_t d = ULYSSES_A2A_DESC_INITIALIZER;
+  d.batch = t.B, d.seq = t.S, d.heads = t.H, d.headDim = t.D, d.dtype = typeOf(t.elementBytes);
+  return d;
+}
+
+inline ulyssesResult_t exchange(const Shape& t, const void* in, void* out, ulyssesDirection_t direction, ulyssesComm_t comm,
+                                cudaStream_t stream) {
+  return ulyssesA2A(in, out, t.B, t.S, t.H, t.D, typeOf(t.elementBytes), direction, comm, stream);
+}
+
+// Whether the last error of this thread's calls says it.
+inline bool lastErrorSays(const std::string& text) { return std::string(ulyssesGetLastError()).find(text) != std::string::npos; }
 
 inline ulyssesCommInfo_t infoOf(ulyssesComm_t comm) {
   ulyssesCommInfo_t info = ULYSSES_COMM_INFO_INITIALIZER;
