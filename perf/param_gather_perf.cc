@@ -40,6 +40,7 @@ int main(int argc, char** argv) {
   std::vector<ResidencyChoice> choices;
   const auto validate = [&]() -> Status {
     ULYSSES_TRY(common.validate());
+    ULYSSES_TRY(common.chooseMemory("this program"));
     if (modelName.empty()) return {};
     ULYSSES_ASSIGN(model, findModel(modelName, scale));
     ULYSSES_ASSIGN(choices, parseResidencies(residency, model));

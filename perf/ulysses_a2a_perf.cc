@@ -6,6 +6,7 @@
 #include "a2a/exchange.h"
 #include "a2a/latency.h"
 #include "a2a/options.h"
+#include "base/checked.h"
 #include "common/buffer.h"
 #include "common/program.h"
 
@@ -25,20 +26,22 @@ Status runExchanges(Run& run, const A2AOptions& options) {
     inBytes = std::max(inBytes, inputBlock(geometry, n, 0).bytes());
     outBytes = std::max(outBytes, outputBlock(geometry, n, 0).bytes());
   }
-  inBytes += options.common.unalignBytes(ulyssesFloat64);
-  outBytes += options.common.unalignBytes(ulyssesFloat64);
+  inBytes = alignUp(inBytes + options.common.unalignBytes(ulyssesFloat64), 256);
+  outBytes = alignUp(outBytes + options.common.unalignBytes(ulyssesFloat64), 256);
+  const size_t copies = Turns::copiesFor(run.device, options.common.cold, inBytes + outBytes);
   Buffer in;
-  ULYSSES_TRY(run.rank.agree(Buffer::allocate(in, inBytes)));
+  ULYSSES_TRY(run.rank.agree(Buffer::allocate(in, inBytes * copies, run.device)));
   const auto comms = run.comms();
   std::vector<Buffer> outs(comms.size());
   std::vector<RowMaker> builds;
   for (size_t b = 0; b < comms.size(); ++b) {
-    ULYSSES_TRY(run.rank.agree(options.common.out == "window" ? Buffer::allocateWindow(outs[b], outBytes, *comms[b])
-                                                              : Buffer::allocate(outs[b], outBytes)));
+    ULYSSES_TRY(run.rank.agree(options.common.out == "window" ? Buffer::allocateWindow(outs[b], outBytes * copies, *comms[b])
+                                                              : Buffer::allocate(outs[b], outBytes * copies, run.device)));
     builds.push_back([&, b](size_t row) -> Result<std::unique_ptr<Collective>> {
       const size_t late = options.common.unalignBytes(geometries[row].dtype);
       return std::unique_ptr<Collective>(
-          std::make_unique<Exchange>(geometries[row], n, id, *comms[b], in.data() + late, outs[b].data() + late));
+          std::make_unique<Exchange>(geometries[row], n, id, *comms[b], Turns(in.data() + late, inBytes, copies),
+                                     Turns(outs[b].data() + late, outBytes, copies)));
     });
   }
   return runTable(run, geometries.size(), builds);

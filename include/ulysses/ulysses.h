@@ -234,8 +234,9 @@ ULYSSES_API ulyssesResult_t ulyssesCommDump(ulyssesComm_t comm, const char* path
    batch of three. Collective: the host waits until every rank has called, the data moves on the stream; where hosts run
    ahead of each other, use a plan. Counts as not grad-tracked. An empty tensor moves nothing and may be NULL. sendbuff
    and recvbuff must not overlap, except that at P = 1 they may be equal, and nothing is done. Under capture by all
-   ranks an eager call uses a plan it has made before, or NCCL, or is refused; captured by some ranks only, it is
-   refused on all. The all-to-all of DeepSpeed-Ulysses' DistributedAttention. Errors: ulyssesInvalidArgument (sizes
+   ranks a call that was made outside before is recorded, else it is refused; captured by some ranks only, it is refused
+   on all. Graphs that record calls of one communicator, unlike those that record plans, share flags and staging: they run
+   one after the other. The all-to-all of DeepSpeed-Ulysses' DistributedAttention. Errors: ulyssesInvalidArgument (sizes
    beyond 64 bits, NULL, overlapping or misaligned buffers, an unknown type or direction), ulyssesInvalidUsage (capture,
    before the stream is touched; two threads at once), ulyssesOutOfMemory and ulyssesSystemError (staging memory; the
    next call tries anew), ulyssesNotSupported (not fused, and no fallback), ulyssesUnhandledCudaError. */

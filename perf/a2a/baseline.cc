@@ -6,6 +6,7 @@
 
 #include "a2a/exchange.h"
 #include "a2a/mpi_exchange.h"
+#include "a2a/permuted_copies.h"
 #include "common/buffer.h"
 #include "common/comparison.h"
 
@@ -19,7 +20,7 @@ Status runBaseline(Run& run, const Geometry& geometry, int rounds) {
 
   std::unique_ptr<MpiExchange> mpi;
   Status status;
-  if (rank.isMpiProcess()) {
+  if (rank.isMpiProcess() && !run.device) {
     auto made = makeMpiExchange(geometry, n, rank.id());
     if (made.ok()) {
       mpi = made.take();
@@ -30,9 +31,15 @@ Status runBaseline(Run& run, const Geometry& geometry, int rounds) {
   ULYSSES_TRY(rank.agree(status));
 
   Buffer in, plain, scratch, window;
-  ULYSSES_TRY(rank.agree(Buffer::allocate(in, inBytes)));
-  ULYSSES_TRY(rank.agree(Buffer::allocate(plain, std::max(inBytes, outBytes))));
+  ULYSSES_TRY(rank.agree(Buffer::allocate(in, inBytes, run.device)));
+  ULYSSES_TRY(rank.agree(Buffer::allocate(plain, std::max(inBytes, outBytes), run.device)));
   ULYSSES_TRY(rank.agree(Buffer::allocate(scratch, mpi ? mpi->packedScratchBytes() : 0)));
+  std::unique_ptr<PermutedCopies> permuted;
+  Buffer permuteScratch;
+  if (run.device && PermutedCopies::possible(rank, geometry)) {
+    ULYSSES_TRY(rank.agree(Buffer::allocate(permuteScratch, std::max(inBytes, outBytes), run.device)));
+    permuted = std::make_unique<PermutedCopies>(rank, *run.device, geometry, in.data(), plain.data(), permuteScratch.data());
+  }
   ULYSSES_TRY(rank.agree(Buffer::allocateWindow(window, outputBlock(geometry, n, 0).bytes(), run.comm)));
 
   Exchange direct(geometry, n, rank.id(), run.comm, in.data(), window.data());
@@ -41,9 +48,10 @@ Status runBaseline(Run& run, const Geometry& geometry, int rounds) {
   OtherWay packed(
       staged, [&] { return mpi->packed(in.data(), plain.data(), scratch.data()); }, &scratch);
   const auto copyAll = [&] {
-    streamingCopy(plain.data(), in.data(), inBytes);
+    plainCopy(run.device, plain.data(), in.data(), inBytes);
     return Status();
   };
+  OtherWay permutedWay(staged, [&] { return permuted->run(); });
   OtherWay copy(staged, copyAll, nullptr, /*checked=*/false);
 
   std::vector<Way> ways{{"direct", true, &direct}, {"staged", true, &staged}};
@@ -58,6 +66,7 @@ Status runBaseline(Run& run, const Geometry& geometry, int rounds) {
     ways.push_back({"MPI_Alltoallw", false, &alltoallw});
     ways.push_back({"pack + MPI_Alltoall", false, &packed});
   }
+  if (permuted) ways.push_back({"permute + copies", false, &permutedWay});
   ways.push_back({"plain copy", false, &copy});
   return compareInTurns(run, ways, rounds);
 }

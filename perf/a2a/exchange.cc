@@ -1,23 +1,23 @@
 #include "a2a/exchange.h"
 
-#include <cstring>
-
 #include "common/buffer.h"
 #include "common/pattern.h"
 
 namespace ulysses::perf {
 
 void Exchange::fill(uint64_t salt, bool) {
-  in_.forEachRun([&](size_t local, size_t global, size_t n) {
-    perf::fill(input_ + local * in_.elementBytes, in_.elementBytes, n, global, salt);
+  write(comm_.device(), input_.now(), in_.bytes(), [&](std::byte* data) {
+    in_.forEachRun([&](size_t local, size_t global, size_t n) {
+      perf::fill(data + local * in_.elementBytes, in_.elementBytes, n, global, salt);
+    });
   });
-  if (out_.bytes() > 0) std::memset(output_, kPoison, out_.bytes());
+  poison(comm_.device(), output_.now(), out_.bytes());
 }
 
 Status Exchange::run(bool) {
   const Geometry& g = geometry_;
-  return comm_.status(comm_.library().A2A(input_, output_, g.batch, g.seq, g.heads, g.headDim, g.dtype, g.direction,
-                                          comm_.get(), nullptr),
+  return comm_.status(comm_.library().A2A(input_.now(), output_.now(), g.batch, g.seq, g.heads, g.headDim, g.dtype, g.direction,
+                                          comm_.get(), comm_.stream()),
                       "ulyssesA2A");
 }
 
@@ -33,16 +33,19 @@ Result<int> Exchange::stagedChunks() const {
 }
 
 void Exchange::touchBuffers() {
-  touch(input_, in_.bytes());
-  touch(output_, out_.bytes());
+  if (comm_.device()) return;
+  touch(input_.now(), in_.bytes());
+  touch(output_.now(), out_.bytes());
 }
 
 size_t Exchange::countWrong(uint64_t salt, bool) const {
-  size_t wrong = 0;
-  out_.forEachRun([&](size_t local, size_t global, size_t n) {
-    wrong += perf::countWrong(output_ + local * out_.elementBytes, out_.elementBytes, n, global, salt);
+  return read(comm_.device(), output_.now(), out_.bytes(), [&](const std::byte* data) {
+    size_t wrong = 0;
+    out_.forEachRun([&](size_t local, size_t global, size_t n) {
+      wrong += perf::countWrong(data + local * out_.elementBytes, out_.elementBytes, n, global, salt);
+    });
+    return wrong;
   });
-  return wrong;
 }
 
 }  // namespace ulysses::perf

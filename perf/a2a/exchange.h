@@ -4,13 +4,14 @@
 #include <string>
 
 #include "a2a/geometry.h"
+#include "common/buffer.h"
 #include "common/collective.h"
 
 namespace ulysses::perf {
 
 class Exchange final : public Collective {
  public:
-  Exchange(const Geometry& geometry, int nranks, int rank, const Communicator& comm, std::byte* in, std::byte* out)
+  Exchange(const Geometry& geometry, int nranks, int rank, const Communicator& comm, Turns in, Turns out)
       : geometry_(geometry),
         in_(inputBlock(geometry, nranks, rank)),
         out_(outputBlock(geometry, nranks, rank)),
@@ -31,7 +32,11 @@ class Exchange final : public Collective {
   Status run(bool inPlace) override;
   Result<int> stagedChunks() const override;
   size_t countWrong(uint64_t salt, bool inPlace) const override;
-  std::byte* output(bool) override { return output_; }
+  std::byte* output(bool) override { return output_.now(); }
+  void rotate() override {
+    input_.next();
+    output_.next();
+  }
   size_t outputBytes() const override { return out_.bytes(); }
   void touchBuffers() override;
 
@@ -40,8 +45,7 @@ class Exchange final : public Collective {
   const Block in_, out_;
   const size_t bytes_;
   const Communicator& comm_;
-  std::byte* const input_;
-  std::byte* const output_;
+  Turns input_, output_;
 };
 
 }  // namespace ulysses::perf

@@ -32,7 +32,8 @@ void A2AOptions::addTo(CLI::App& app) {
   app.add_option("--direction", direction, "scatter, gather or both")
       ->check(CLI::IsMember({"scatter", "gather", "both"}))
       ->capture_default_str();
-  app.add_flag("--baseline", baseline, "then compare with a plain copy and, under mpirun, with MPI, in turns");
+  app.add_flag("--baseline", baseline, "then compare in turns with a plain copy, with MPI (host memory, under mpirun), "
+                                     "with permute + copies (device memory, ranks as threads)");
   app.add_flag("--latency", latency, "time small exchanges (-b, default 1K per rank) against MPI_Alltoall instead");
   app.add_flag("--agreement", agreement, "time from the last rank's entry to the last rank's exit instead");
   app.add_option("--rounds", rounds, "rounds of --baseline and --latency")
@@ -48,6 +49,7 @@ void A2AOptions::addTo(CLI::App& app) {
 
 Status A2AOptions::validate() {
   ULYSSES_TRY(common.validate());
+  ULYSSES_TRY(common.chooseMemory(latency ? "--latency" : agreement ? "--agreement" : ""));
   if (baseline + latency + agreement > 1) {
     return {ulyssesInvalidArgument, "--baseline, --latency and --agreement are different runs; choose one"};
   }

@@ -13,8 +13,14 @@
 
 namespace ulysses::perf {
 
-Status Buffer::allocate(Buffer& buffer, size_t bytes) {
+Status Buffer::allocate(Buffer& buffer, size_t bytes, Device* device) {
   if (bytes == 0) return {};
+  if (device != nullptr) {
+    ULYSSES_ASSIGN(buffer.data_, device->allocate(bytes));
+    buffer.bytes_ = bytes;
+    buffer.device_ = device;
+    return {};
+  }
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
     return {ulyssesOutOfMemory, fmt::format("a buffer of {} bytes: {}", bytes, std::strerror(errno))};
@@ -38,9 +44,17 @@ void Buffer::release() {
   if (!data_) return;
   if (comm_) {
     comm_->library().MemFree(data_, comm_->get());
+  } else if (device_) {
+    device_->free(data_);
   } else {
     munmap(data_, bytes_);
   }
+}
+
+size_t Turns::copiesFor(const Device* device, bool cold, size_t bytes) {
+  constexpr size_t kMost = 64;
+  if (!device || !cold || bytes == 0) return 1;
+  return std::min(kMost, 1 + 2 * device->cacheBytes() / bytes);
 }
 
 void touch(std::byte* data, size_t bytes) {
@@ -49,6 +63,11 @@ void touch(std::byte* data, size_t bytes) {
     volatile std::byte* p = data + i;
     *p = *p;
   }
+}
+
+void plainCopy(Device* device, std::byte* out, const std::byte* in, size_t bytes) {
+  if (device) return device->copy(out, in, bytes);
+  streamingCopy(out, in, bytes);
 }
 
 void streamingCopy(std::byte* out, const std::byte* in, size_t bytes) {

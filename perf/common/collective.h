@@ -32,6 +32,8 @@ class Collective {
   virtual size_t countWrong(uint64_t salt, bool inPlace) const = 0;
   virtual std::byte* output(bool inPlace) = 0;
   virtual size_t outputBytes() const = 0;
+  // The next call's buffers are others, where there are several.
+  virtual void rotate() {}
   virtual void touchBuffers() = 0;  // so that no page fault is left for what is measured next
 };
 

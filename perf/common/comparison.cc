@@ -54,7 +54,7 @@ Status compareInTurns(Run& run, const std::vector<Way>& ways, int rounds) {
     if (wrong > 0) return {ulyssesInternalError, fmt::format("{}: {} wrong elements", way.name, wrong)};
     Collective* collective = way.collective;
     contenders.push_back(
-        {[collective] { return collective->run(false); }, [collective] { collective->touchBuffers(); }});
+        {[collective] { return finished(*collective, collective->run(false)); }, [collective] { collective->touchBuffers(); }});
   }
   ULYSSES_ASSIGN(const auto timesUs, takeTurns(run.rank, contenders, rounds));
   if (run.report) print(*run.report, run.rank.count(), ways, timesUs);

@@ -47,14 +47,15 @@ Status Library::status(ulyssesResult_t result, const char* call) const {
   return {result, std::move(text)};
 }
 
-Status Communicator::open(Rank& rank, int timeoutSeconds, size_t windowBytes) {
+Status Communicator::open(Rank& rank, int timeoutSeconds, size_t windowBytes, Device* device) {
+  device_ = device;
   ulyssesUniqueId id{};
   Status made;
   if (rank.first()) made = status(library_.GetUniqueId(&id), "ulyssesGetUniqueId");
   ULYSSES_TRY(rank.agree(made));
   id = rank.allgather(id)[0];
   ulyssesConfig_t config = ULYSSES_CONFIG_INITIALIZER;
-  config.memory = ulyssesMemoryHost;
+  config.memory = device ? ulyssesMemoryCuda : ulyssesMemoryHost;
   config.windowCapBytes = windowBytes;
   if (timeoutSeconds > 0) config.timeoutMs = timeoutSeconds * 1000;
   ulyssesComm_t comm = nullptr;

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "common/ranks.h"
+#include "device/device.h"
 
 namespace ulysses::perf {
 
@@ -40,11 +41,13 @@ class Communicator {
   explicit Communicator(const Library& library) : library_(library), comm_(nullptr, library.CommDestroy) {}
 
   // Collective over all ranks of the run, by a unique id of rank 0's. Windows may take `windowBytes` (0: the library's
-  // default).
-  Status open(Rank& rank, int timeoutSeconds, size_t windowBytes);
+  // default). On device memory of `device` where there is one, else on host memory.
+  Status open(Rank& rank, int timeoutSeconds, size_t windowBytes, Device* device = nullptr);
 
   const Library& library() const { return library_; }
   ulyssesComm_t get() const { return comm_.get(); }
+  Device* device() const { return device_; }  // null on host memory
+  ulyssesStream_t stream() const { return device_ ? device_->stream() : nullptr; }
   ulyssesCommInfo_t info() const;
   Status status(ulyssesResult_t result, const char* call) const { return library_.status(result, call); }
 
@@ -53,6 +56,7 @@ class Communicator {
 
  private:
   const Library& library_;
+  Device* device_ = nullptr;
   std::unique_ptr<ulyssesComm, decltype(&ulyssesCommDestroy)> comm_;
 };
 

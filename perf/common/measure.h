@@ -28,6 +28,9 @@ Result<std::vector<Measurement>> measure(Rank& rank, const CommonOptions& option
                                          const std::vector<Collective*>& builds, bool inPlace,
                                          const std::function<void(const char*)>& at);
 
+// The status of a call, its work done where that is on a stream.
+Status finished(const Collective& collective, Status status);
+
 // Fresh data, poisoned outputs, one call, every element compared: wrong elements over all ranks.
 Result<size_t> checkOnce(Rank& rank, Collective& collective, bool inPlace);
 

@@ -36,6 +36,9 @@ struct CommonOptions {
   bool cpuTime = false, perIteration = false, timestamps = false, memoryReport = false;
   size_t unalign = 0;  // elements by which the buffers start late
   std::string out = "window";
+  std::string memory;     // host, device; "": device memory where this build and machine have it
+  int graphLaunches = 0;  // replays of the timed calls as a CUDA graph; 0 = the calls themselves
+  bool cold = false;      // on device memory: buffers in turn, more of them than the L2 holds
   int timeoutSeconds = 0;
   int expectRanks = 0;
   double progressSeconds = 10;
@@ -58,10 +61,13 @@ struct CommonOptions {
   bool sizesGiven() const { return minBytes || maxBytes; }
   std::vector<size_t> sizes() const;
   std::vector<ulyssesDataType_t> datatypes() const;
+  bool onDevice() const { return memory == "device"; }
+  // Settles where the buffers are; `hostOnly`: what is asked for that host memory alone has, or "".
+  Status chooseMemory(const std::string& hostOnly = "");
   size_t unalignBytes(ulyssesDataType_t dtype) const { return unalign * elementBytes(dtype); }
 
  private:
-  int graphLaunches = 0, deviceImplementation = 0;
+  int deviceImplementation = 0;
   std::optional<int> parallelInit, streamNull, localRegister, ctaPolicy, ctaCount;
   std::string operation, root;
   bool outGiven = false;

@@ -6,10 +6,17 @@
 #include <cstdint>
 #include <cstring>
 
+#include "device/device.h"
+
 namespace ulysses::perf {
 
 // Outputs are filled with this before a checked call.
 inline constexpr int kPoison = 0xEE;
+inline void poison(Device* device, std::byte* data, size_t bytes) {
+  if (bytes == 0) return;
+  if (device) return device->set(data, kPoison, bytes);
+  std::memset(data, kPoison, bytes);
+}
 
 inline uint64_t elementBits(uint64_t index, uint64_t salt) {
   uint64_t x = (index + salt) * 0x9E3779B97F4A7C15u;

@@ -16,11 +16,11 @@ namespace {
 
 // Cuts the largest size to what the memory holds, as nccl-tests does: per rank an input, and an output in every build
 // and in two comparisons. Returns the new size where there was one to cut.
-Result<std::optional<size_t>> fitMemory(Rank& rank, CommonOptions& options) {
+Result<std::optional<size_t>> fitMemory(Rank& rank, CommonOptions& options, const Device* device) {
   struct Share {
     char host[64];
     size_t available;
-  } mine{{}, availableMemory()};
+  } mine{{}, device ? device->memoryBytes() : availableMemory()};
   bootId().copy(mine.host, sizeof(mine.host) - 1);
   const auto all = rank.allgather(mine);
   size_t least = SIZE_MAX;
@@ -47,15 +47,15 @@ struct Builds {
   Library other;
   std::unique_ptr<Communicator> comm, lib;
 
-  Status open(Rank& rank, const CommonOptions& options, size_t windowBytes) {
+  Status open(Rank& rank, const CommonOptions& options, size_t windowBytes, Device* device) {
     comm = std::make_unique<Communicator>(Library::linked());
-    ULYSSES_TRY(comm->open(rank, options.timeoutSeconds, windowBytes));
+    ULYSSES_TRY(comm->open(rank, options.timeoutSeconds, windowBytes, device));
     if (options.libraryPath.empty()) return {};
     auto loaded = Library::load(options.libraryPath);
     ULYSSES_TRY(rank.agree(loaded.status()));
     other = loaded.take();
     lib = std::make_unique<Communicator>(other);
-    return lib->open(rank, options.timeoutSeconds, windowBytes);
+    return lib->open(rank, options.timeoutSeconds, windowBytes, device);
   }
 };
 
@@ -70,7 +70,13 @@ size_t windowBytesFor(const SizeRange& sizes) {
 
 Status runRank(Rank& rank, const std::string& name, int argc, char** argv, CommonOptions& options,
                const Subject& subject, const std::function<Status(Run&)>& body, bool& failed) {
-  ULYSSES_ASSIGN(const auto cut, fitMemory(rank, options));
+  std::unique_ptr<Device> device;
+  if (options.onDevice()) {
+    auto opened = Device::open(rank.id());
+    ULYSSES_TRY(rank.agree(opened.status()));
+    device = opened.take();
+  }
+  ULYSSES_ASSIGN(const auto cut, fitMemory(rank, options, device.get()));
   std::unique_ptr<Report> report;
   std::unique_ptr<Progress> progress;
   Status status;
@@ -88,6 +94,7 @@ Status runRank(Rank& rank, const std::string& name, int argc, char** argv, Commo
   RankPlace place;
   place.pid = getpid();
   gethostname(place.host, sizeof(place.host) - 1);
+  if (device) device->name().copy(place.device, sizeof(place.device) - 1);
   const auto places = rank.allgather(place);
   const SizeRange sizes = subject.sizes(rank.count());
   if (report) report->header(places, subject.text, rank.launcher(), sizes);
@@ -98,8 +105,8 @@ Status runRank(Rank& rank, const std::string& name, int argc, char** argv, Commo
   }
 
   Builds builds;
-  ULYSSES_TRY(builds.open(rank, options, windowBytesFor(sizes)));
-  Run run{rank, options, *builds.comm, builds.lib.get(), report.get(), progress.get()};
+  ULYSSES_TRY(builds.open(rank, options, windowBytesFor(sizes), device.get()));
+  Run run{rank, options, *builds.comm, builds.lib.get(), device.get(), report.get(), progress.get()};
   if (report) {
     const auto comms = run.comms();
     report->builds({comms.begin(), comms.end()});

@@ -19,6 +19,7 @@ struct Run {
   const CommonOptions& options;
   Communicator& comm;  // of the linked library
   Communicator* lib;   // of --lib's, or null
+  Device* device;      // this rank's, or null: host memory
   Report* report;
   Progress* progress;
 

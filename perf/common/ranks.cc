@@ -30,6 +30,10 @@ bool Rank::isMpiProcess() const {
   return ranks_.threadCount == 1 && ranks_.processes.size() > 1;
 }
 
+bool Rank::severalProcesses() const {
+  return ranks_.processes.size() > 1;
+}
+
 std::string Rank::launcher() const {
   const std::string threads = std::to_string(ranks_.threadCount) + (ranks_.threadCount == 1 ? " thread" : " threads");
   return ranks_.processes.size() == 1 ? threads : threads + " per process, " + ranks_.processes.description();

@@ -27,6 +27,7 @@ class Rank {
   bool leadsProcess() const { return thread_ == 0; }
   // This rank is an MPI process of its own, so that MPI's collectives can stand in for ours.
   bool isMpiProcess() const;
+  bool severalProcesses() const;
   // How the ranks came to be, with what the comparisons with MPI depend on.
   std::string launcher() const;
 

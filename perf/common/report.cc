@@ -196,7 +196,7 @@ void Report::header(const std::vector<RankPlace>& ranks, const std::string& what
             {"iterations", options_.iters},
             {"aggregated_iterations", options_.aggIters},
             {"validation", options_.checkIters},
-            {"graph", 0},
+            {"graph", options_.graphLaunches},
             {"blocking_collectives", yesNo(options_.blocking > 0)},
             {"per_iter_timing", yesNo(options_.perIteration)},
             {"parallel_init", yesNo(true)},
@@ -204,15 +204,17 @@ void Report::header(const std::vector<RankPlace>& ranks, const std::string& what
             {"launcher", launcher},
             {"devices", nlohmann::json::array()}};
   for (size_t r = 0; r < ranks.size(); ++r) {
-    line(fmt::format("#  Rank {:2} Group {:2} Pid {:6} on {:>10} device {:2} [host memory] {}", r, 0, ranks[r].pid,
-                     ranks[r].host, 0, machine_.cpu));
+    const std::string where = ranks[r].device[0] ? "device memory" : "host memory";
+    const std::string model = ranks[r].device[0] ? ranks[r].device : machine_.cpu;
+    line(fmt::format("#  Rank {:2} Group {:2} Pid {:6} on {:>10} device {:2} [{}] {}", r, 0, ranks[r].pid, ranks[r].host,
+                     0, where, model));
     config["devices"].push_back({{"rank", r},
                                  {"group", 0},
                                  {"pid", ranks[r].pid},
                                  {"hostname", ranks[r].host},
                                  {"device", 0},
-                                 {"device_hex", "host memory"},
-                                 {"device_info", machine_.cpu}});
+                                 {"device_hex", where},
+                                 {"device_info", model}});
   }
 }
 

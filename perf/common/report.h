@@ -19,6 +19,7 @@ namespace ulysses::perf {
 struct RankPlace {
   int pid = 0;
   char host[64] = {};
+  char device[64] = {};  // "": host memory
 };
 
 // Of the size column.

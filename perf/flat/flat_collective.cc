@@ -1,7 +1,5 @@
 #include "flat/flat_collective.h"
 
-#include <cstring>
-
 #include "common/buffer.h"
 #include "common/pattern.h"
 
@@ -16,16 +14,18 @@ size_t flatCount(size_t bytes, int nranks, ulyssesDataType_t dtype) {
 void FlatCollective::fill(uint64_t salt, bool inPlace) {
   if (bytes() == 0) return;
   const size_t blocks = kind_ == FlatKind::AllGather ? 1 : nranks_;
-  std::memset(output_, kPoison, bytes());
-  perf::fill(input(inPlace), elementBytes(dtype_), blocks * count_, rank_ * nranks_ * count_, salt);
+  poison(comm_.device(), output_.now(), bytes());
+  write(comm_.device(), input(inPlace), blocks * shareBytes(), [&](std::byte* data) {
+    perf::fill(data, elementBytes(dtype_), blocks * count_, rank_ * nranks_ * count_, salt);
+  });
 }
 
 Status FlatCollective::run(bool inPlace) {
   if (kind_ == FlatKind::AllGather) {
-    return comm_.status(comm_.library().AllGather(input(inPlace), output_, count_, dtype_, comm_.get(), nullptr),
+    return comm_.status(comm_.library().AllGather(input(inPlace), output_.now(), count_, dtype_, comm_.get(), comm_.stream()),
                         "ulyssesAllGather");
   }
-  return comm_.status(comm_.library().AlltoAll(input_, output_, count_, dtype_, comm_.get(), nullptr),
+  return comm_.status(comm_.library().AlltoAll(input_.now(), output_.now(), count_, dtype_, comm_.get(), comm_.stream()),
                       "ulyssesAlltoAll");
 }
 
@@ -41,17 +41,20 @@ Result<int> FlatCollective::stagedChunks() const {
 
 size_t FlatCollective::countWrong(uint64_t salt, bool) const {
   const size_t to = kind_ == FlatKind::AllGather ? 0 : rank_;
-  size_t wrong = 0;
-  for (size_t from = 0; from < nranks_; ++from) {
-    wrong += perf::countWrong(output_ + from * shareBytes(), elementBytes(dtype_), count_,
-                              (from * nranks_ + to) * count_, salt);
-  }
-  return wrong;
+  return read(comm_.device(), output_.now(), bytes(), [&](const std::byte* data) {
+    size_t wrong = 0;
+    for (size_t from = 0; from < nranks_; ++from) {
+      wrong += perf::countWrong(data + from * shareBytes(), elementBytes(dtype_), count_,
+                                (from * nranks_ + to) * count_, salt);
+    }
+    return wrong;
+  });
 }
 
 void FlatCollective::touchBuffers() {
-  touch(input_, kind_ == FlatKind::AllGather ? shareBytes() : bytes());
-  touch(output_, bytes());
+  if (comm_.device()) return;
+  touch(input_.now(), kind_ == FlatKind::AllGather ? shareBytes() : bytes());
+  touch(output_.now(), bytes());
 }
 
 }  // namespace ulysses::perf

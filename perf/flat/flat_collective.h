@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/datatype.h"
+#include "common/buffer.h"
 #include "common/collective.h"
 
 namespace ulysses::perf {
@@ -16,7 +17,7 @@ class FlatCollective final : public Collective {
  public:
   // `out` holds the whole of the size column; `in` the same for an all-to-all, one rank's share for an all-gather.
   FlatCollective(FlatKind kind, size_t count, ulyssesDataType_t dtype, int nranks, int rank, const Communicator& comm,
-                 std::byte* in, std::byte* out)
+                 Turns in, Turns out)
       : kind_(kind),
         count_(count),
         dtype_(dtype),
@@ -38,22 +39,25 @@ class FlatCollective final : public Collective {
   Status run(bool inPlace) override;
   Result<int> stagedChunks() const override;
   size_t countWrong(uint64_t salt, bool inPlace) const override;
-  std::byte* output(bool) override { return output_; }
+  std::byte* output(bool) override { return output_.now(); }
+  void rotate() override {
+    input_.next();
+    output_.next();
+  }
   size_t outputBytes() const override { return bytes(); }
   void touchBuffers() override;
 
   size_t shareBytes() const { return count_ * elementBytes(dtype_); }
 
  private:
-  std::byte* input(bool inPlace) const { return inPlace ? output_ + rank_ * shareBytes() : input_; }
+  std::byte* input(bool inPlace) const { return inPlace ? output_.now() + rank_ * shareBytes() : input_.now(); }
 
   const FlatKind kind_;
   const size_t count_;
   const ulyssesDataType_t dtype_;
   const size_t nranks_, rank_;
   const Communicator& comm_;
-  std::byte* const input_;
-  std::byte* const output_;
+  Turns input_, output_;
 };
 
 }  // namespace ulysses::perf

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/checked.h"
 #include "common/buffer.h"
 #include "common/comparison.h"
 #include "common/program.h"
@@ -24,8 +25,8 @@ struct Buffers {
   Buffer in, out;
 
   Status open(Run& run, const Communicator& comm, size_t bytes, bool window) {
-    ULYSSES_TRY(run.rank.agree(Buffer::allocate(in, bytes)));
-    return run.rank.agree(window ? Buffer::allocateWindow(out, bytes, comm) : Buffer::allocate(out, bytes));
+    ULYSSES_TRY(run.rank.agree(Buffer::allocate(in, bytes, run.device)));
+    return run.rank.agree(window ? Buffer::allocateWindow(out, bytes, comm) : Buffer::allocate(out, bytes, run.device));
   }
 };
 
@@ -41,7 +42,7 @@ Status compare(Run& run, FlatKind kind, size_t count, ulyssesDataType_t dtype, i
   FlatCollective toPlain(kind, count, dtype, n, id, run.comm, plain.in.data(), plain.out.data());
   OtherWay mpi(toPlain, [&] { return mpiFlat(kind, plain.in.data(), plain.out.data(), share); });
   const auto copyAll = [&] {
-    streamingCopy(plain.out.data(), plain.in.data(), bytes);
+    plainCopy(run.device, plain.out.data(), plain.in.data(), bytes);
     return Status();
   };
   OtherWay copy(toPlain, copyAll, nullptr, /*checked=*/false);
@@ -54,7 +55,7 @@ Status compare(Run& run, FlatKind kind, size_t count, ulyssesDataType_t dtype, i
     lib.emplace(kind, count, dtype, n, id, *run.lib, libWindow.in.data(), libWindow.out.data());
     ways.push_back({"window, --lib", false, &*lib});
   }
-  if (run.rank.isMpiProcess()) {
+  if (run.rank.isMpiProcess() && !run.device) {
     ways.push_back({kind == FlatKind::AllGather ? "MPI_Allgather" : "MPI_Alltoall", false, &mpi});
   }
   ways.push_back({"plain copy", false, &copy});
@@ -73,13 +74,14 @@ Status runAll(Run& run, FlatKind kind, const FlatOptions& options) {
   std::vector<Buffers> buffers(comms.size());
   std::vector<RowMaker> builds;
   for (size_t b = 0; b < comms.size(); ++b) {
-    const size_t bytes = sizes.back() + options.common.unalignBytes(ulyssesFloat64);
-    ULYSSES_TRY(buffers[b].open(run, *comms[b], bytes, options.common.out == "window"));
-    builds.push_back([&, b](size_t row) -> Result<std::unique_ptr<Collective>> {
+    const size_t bytes = alignUp(sizes.back() + options.common.unalignBytes(ulyssesFloat64), 256);
+    const size_t copies = Turns::copiesFor(run.device, options.common.cold, 2 * bytes);
+    ULYSSES_TRY(buffers[b].open(run, *comms[b], bytes * copies, options.common.out == "window"));
+    builds.push_back([&, b, bytes, copies](size_t row) -> Result<std::unique_ptr<Collective>> {
       const size_t late = options.common.unalignBytes(dtypeOf(row));
       return std::unique_ptr<Collective>(std::make_unique<FlatCollective>(kind, countOf(row), dtypeOf(row), n, id,
-                                                                          *comms[b], buffers[b].in.data() + late,
-                                                                          buffers[b].out.data() + late));
+                                                                          *comms[b], Turns(buffers[b].in.data() + late, bytes, copies),
+                                                                          Turns(buffers[b].out.data() + late, bytes, copies)));
     });
   }
   ULYSSES_TRY(runTable(run, rows, builds));
@@ -99,7 +101,11 @@ int runFlatPerf(FlatKind kind, const std::string& name, int argc, char** argv) {
   options.common.addBuffersTo(app);
   app.add_flag("--baseline", options.baseline, "then compare with a plain copy and, under mpirun, with MPI, in turns");
   app.add_option("--rounds", options.rounds, "rounds of --baseline")->check(CLI::PositiveNumber)->capture_default_str();
-  if (const auto code = parseArguments(app, argc, argv, [&] { return options.common.validate(); })) return *code;
+  if (const auto code = parseArguments(app, argc, argv, [&]() -> Status {
+        ULYSSES_TRY(options.common.validate());
+        return options.common.chooseMemory();
+      }))
+    return *code;
   const Subject subject{"out " + options.common.out, [&](int) -> SizeRange {
                           return {options.common.firstBytes(), options.common.lastBytes()};
                         }};

@@ -70,7 +70,8 @@ case $case_name in
     for arguments in "-e 8 -b 16" "-b 8q" "-b -1" "-f 0" "-b 0 -e 1K -f 2" "-b 0 -e 1K -i 0" "-b 1K -e 64K -f -2" \
       "--no-such-option" "stray" "-g 2" "-t 0" "-n -1" "-c x" "-d int7" "-b 99999999999999999999" "--shape nothing" \
       "--seq 0" "--seq 8 -b 1K" "--direction up" "--out there" "--baseline --latency" \
-      "--batch 1099511627776 --seq 1099511627776" "--latency --batch 4294967296 --heads 4294967296" "-b 0 -e 64G -i 1"; do
+      "--batch 1099511627776 --seq 1099511627776" "--latency --batch 4294967296 --heads 4294967296" "-b 0 -e 64G -i 1" \
+      "-G 2" "--cold" "--memory device" "--memory vram"; do
       # shellcheck disable=SC2086
       run nonzero timeout 20 "$perf" -t 2 $arguments
       [[ $(wc -l <"$work/err") == 1 && ! -s $work/out ]] || fail "not one message: $arguments"

@@ -119,7 +119,7 @@ const Row kRows[] = {
     {"ULYSSES_WINDOW_CAP", nullptr, "bytes (K, M, G)", "the configuration's, or 1G",
      "Most window bytes a rank may register per communicator. The smallest of all ranks holds.",
      [](const std::string& v, Parameters& p) { return parseSize(v, p.windowCapBytes); }},
-    {"ULYSSES_STAGING", nullptr, "bytes (K, M, G)", "64M", "Most staging bytes per rank on host memory.",
+    {"ULYSSES_STAGING", nullptr, "bytes (K, M, G)", "64M", "Most staging bytes per rank; on device memory where an exchange is staged in chunks.",
      [](const std::string& v, Parameters& p) { return parseSize(v, p.stagingBytes); }},
     {"ULYSSES_MAX_CTAS", nullptr, "number", "0",
      "Most CTAs of one launch; 0 = the configuration's, or as many as the policy says.",
