@@ -81,7 +81,7 @@ TEST_CASE("windows over the caller's memory: peers write it, whatever it comes f
       }
 }
 
-TEST_CASE("windows over the caller's memory: numbers and bytes come back; ranks may differ in what they bring", "[gpu][windows]") {
+TEST_CASE("windows over the caller's memory: numbers and bytes come back, ranks may differ in what they bring", "[gpu][windows]") {
   NEEDS_GPU;
   CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
           const size_t bytes = headSide(kShape, 2, rank).size();

@@ -78,7 +78,7 @@ TEST_CASE("CTA accounts: a second communicator of some of the ranks counts with 
   CHECK(allAre(said, "ok"));
 }
 
-TEST_CASE("CTA accounts: processes that never met each bring a ledger; together they count in both", "[host]") {
+TEST_CASE("CTA accounts: processes that never met each bring a ledger, together they count in both", "[host]") {
   const Result<ulyssesUniqueId> all = startRendezvous();
   REQUIRE(all.ok());
   const auto said = runProcesses(2, [&](int rank) -> std::string {

@@ -105,7 +105,7 @@ TEST_CASE("the whole payload in flight: every chunk has a slot of its own") {
     }
 }
 
-TEST_CASE("one rank stages nothing; nor does what is not to be staged") {
+TEST_CASE("one rank stages nothing, nor does what is not to be staged") {
   CHECK(launchShape(large(1, 36)).stagingBytes == 0);
   LaunchFacts f = large(4, 36);
   f.inFlightBytes = f.stagingLimit = 0;
