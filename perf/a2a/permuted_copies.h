@@ -15,7 +15,8 @@ class PermutedCopies {
   static bool possible(Rank& rank, const Geometry& geometry);
 
   // Collective. `scratch` is as large as the operand.
-  PermutedCopies(Rank& rank, Device& device, const Geometry& geometry, std::byte* in, std::byte* out, std::byte* scratch);
+  PermutedCopies(Rank& rank, Device& device, const Geometry& geometry, std::byte* in, std::byte* out,
+                 std::byte* scratch);
 
   // Collective; complete on return.
   Status run();

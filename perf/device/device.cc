@@ -92,7 +92,8 @@ class CudaDevice final : public Device {
 
   Result<std::unique_ptr<Recording>> record(const std::function<Status()>& work) override {
     // Of this thread alone: other ranks' threads allocate meanwhile.
-    ULYSSES_TRY(cudaStatus(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture"));
+    ULYSSES_TRY(
+        cudaStatus(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture"));
     const Status worked = work();
     cudaGraph_t graph = nullptr;
     const Status ended = cudaStatus(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");

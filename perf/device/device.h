@@ -36,9 +36,9 @@ class Device {
   virtual Result<std::byte*> allocate(size_t bytes) = 0;
   virtual void free(std::byte* data) = 0;
 
-  virtual void put(std::byte* to, const std::byte* fromHost, size_t bytes) = 0;    // complete on return
-  virtual void get(std::byte* toHost, const std::byte* from, size_t bytes) = 0;    // likewise
-  virtual void set(std::byte* data, int value, size_t bytes) = 0;                  // on the stream, as what follows
+  virtual void put(std::byte* to, const std::byte* fromHost, size_t bytes) = 0;  // complete on return
+  virtual void get(std::byte* toHost, const std::byte* from, size_t bytes) = 0;  // likewise
+  virtual void set(std::byte* data, int value, size_t bytes) = 0;                // on the stream, as what follows
   virtual void copy(std::byte* to, const std::byte* from, size_t bytes) = 0;
   // [tokens][peers][units of 16 bytes] -> [peers][tokens][units], or back.
   virtual void permute(std::byte* to, const std::byte* from, size_t tokens, size_t peers, size_t units, bool back) = 0;

@@ -7,6 +7,7 @@ struct CUstream_st;
 
 namespace ulysses::perf {
 
-int launchPermute(void* to, const void* from, size_t tokens, size_t peers, size_t units, bool back, CUstream_st* stream);
+int launchPermute(void* to, const void* from, size_t tokens, size_t peers, size_t units, bool back,
+                  CUstream_st* stream);
 
 }  // namespace ulysses::perf

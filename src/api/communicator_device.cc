@@ -8,7 +8,6 @@
 #include "api/group.h"
 #include "base/format.h"
 #include "base/log.h"
-#include "base/test_hooks.h"
 #include "bootstrap/stage.h"
 #include "plan/contract_hash.h"
 #include "topology/decide.h"
@@ -77,7 +76,7 @@ Status Communicator::chooseMemory(uint32_t requested, Deadline deadline) {
   device_ = currentCudaDevice();
   ranksPerDevice_ = verdict.ranksPerDevice;
   lsa_ = verdict.lsa;
-  policy_.gpu = hooks::architecture().empty() ? architectureOf(ranks[0].gpu->name) : hooks::architecture();
+  policy_.gpu = architectureOf(ranks[0].gpu->name);
   for (const RankFacts& r : ranks) {
     gpus_.push_back(r.gpu->uuid);
     if (r.gpu->name != ranks[0].gpu->name) policy_.gpu.clear();  // no row of the tuning table is for a mixture

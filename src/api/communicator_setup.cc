@@ -114,6 +114,7 @@ Status Communicator::setUp(const Allgather& addresses, Status local) {
   contracts_.resize(static_cast<size_t>(nranks_));
 #ifdef ULYSSES_HAVE_CUDA
   ULYSSES_TRY(chooseMemory(mine.memory, deadline));
+  if (!hooks::architecture().empty()) policy_.gpu = hooks::architecture();
 #endif
   if (!channel_->passesFds()) noWindows_ = "memory cannot be shared with every rank";
   if (nranks_ > 1 && channel_->passesFds()) ULYSSES_TRY(shareControlPage(deadline));
