@@ -112,7 +112,7 @@ class ResidentParameters:
         for block in self._blocks:
             self._add(block)
         library().call("ParamCommit", self._params)
-        self._backward_ends = False  # whether somebody has asked to be told of the backward's end
+        self._backward_ends = False  # whether autograd will tell of the end of the backward under way
         self._hooks = [hook for block in self._blocks for hook in self._watch(block)]
         for block in self._blocks:
             block.show(block.stand_ins)
@@ -181,6 +181,10 @@ class ResidentParameters:
         block.uses += 1
         if block.uses > 1:
             return
+        # A backward that has come to another block is done with the weights of those before, if not with all gradients.
+        for other in self._blocks:
+            if other is not block:
+                self._leave_backward(other)
         pointers = (ctypes.c_void_p * len(block.wholes))()
         try:
             library().call("ParamAcquire", self._params, block.number, pointers, self.group.stream())
@@ -266,31 +270,35 @@ class ResidentParameters:
             return block.wholes[i].detach().view(dtype).as_strided(size, stride, offset)
 
     def _enter_backward(self, block: _Block) -> None:
-        if not self._backward_ends:
-            self._backward_ends = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        self._watch_for_end()
         if not block.in_backward:
-            block.in_backward = True
             self._acquire(block)
+            block.in_backward = True
             self._fetch_ahead(block, -1)
 
+    def _leave_backward(self, block: _Block) -> None:
+        if block.in_backward:
+            block.in_backward = False
+            self._release(block)
+
     def _gradient_arrived(self, block: _Block, i: int) -> None:
-        self._enter_backward(block)
+        self._watch_for_end()
         block.arrived.append(i)
         if len(block.arrived) == len(block.trainable):
             self._leave_backward(block)
+            self._reduce(block)
 
-    def _leave_backward(self, block: _Block) -> None:
-        self._reduce(block)
-        block.in_backward = False
-        self._release(block)
+    def _watch_for_end(self) -> None:
+        if not self._backward_ends:
+            self._backward_ends = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:
-        """What has not had all its gradients: parameters that were not used, or need none."""
+        """Blocks some of whose parameters had no gradient: they were not used."""
         self._backward_ends = False
         for block in reversed(self._blocks):
-            if block.in_backward:
-                self._leave_backward(block)
+            self._leave_backward(block)
+            self._reduce(block)
 
     def _reduce(self, block: _Block) -> None:
         """The gradients of the whole parameters, added over the ranks in their order, to the shards that they belong to:
