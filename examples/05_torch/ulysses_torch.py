@@ -233,7 +233,8 @@ def _grouped_split(heads: int, kv_heads: int, ranks: int) -> List[int]:
     group = heads // kv_heads
     if kv_heads >= ranks:
         return [kv * group for kv in balanced_split(kv_heads, ranks)]
-    return balanced_split(group, len(_replicated_split(kv_heads, ranks)) // kv_heads) * kv_heads
+    shared_by = len(_replicated_split(kv_heads, ranks)) // kv_heads
+    return balanced_split(group, shared_by) * kv_heads
 
 
 def _sum_replicas(x: Tensor, heads: int) -> Tensor:
@@ -262,12 +263,12 @@ class _Operand(NamedTuple):
 
 
 def _strides(x: Tensor) -> Tuple[int, int, int]:
-    """Of a [batch, seq, heads, D] tensor. A batch of one has none, whatever its tensor says."""
+    """Of a [batch, seq, heads, D] tensor, as _Operand has them. What a batch of one says of its stride means nothing."""
     dense = (max(x.shape[1], 1) * x.shape[2] * x.shape[3], x.shape[2] * x.shape[3], x.shape[3])
-    own = (x.stride(0) if x.shape[0] != 1 else dense[0], x.stride(1), x.stride(2))
-    if x.shape[0] == 1 and own[1:] != dense[1:]:
-        own = (0, own[1], own[2])
-    return (0, 0, 0) if own == dense else own
+    one = x.shape[0] == 1
+    if x.stride()[one:3] == dense[one:]:
+        return 0, 0, 0
+    return (0 if one else x.stride(0)), x.stride(1), x.stride(2)
 
 
 def _planes(x: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ B, S, D = 2, 8, 4
 
 
 def _layer(g: UlyssesGroup):
-    """What surrounds the exchanges is exact, however it is compiled."""
+    """What surrounds the exchanges is exact, in whatever type a compiler does it."""
 
     def layer(qkv):
         q, k, v = g.scatter_qkv(qkv * 2, 2 * ranks(), 1)
-        return g.gather_heads(q + (k - v)) * 0.5
+        return g.gather_heads(torch.cat([q, k, v], 2) * 0.25) * 2
 
     return layer
 
@@ -44,11 +44,12 @@ def check_backends():
 def check_changing_sequences():
     with UlyssesGroup(device="cpu") as g:
         torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
         layer = _layer(g)
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
         for seq in (8, 10, 13):
             _compare(layer, compiled, random_values([B, seq, (2 * ranks() + 2) * D], torch.float32))
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def check_given_outputs():

@@ -1,10 +1,13 @@
 """The exchange from Python, bit for bit against torch.distributed's own all-to-all."""
 
+import ctypes
 import gc
 import os
+import subprocess
 
 import torch
 import torch.distributed as dist
+import ulysses_torch
 from checks import main, random_bits, random_values, rank, ranks, same, sum_replicas, torch_gather, torch_scatter
 from ulysses_torch import (DTYPES, DistributedAttention, UlyssesError, UlyssesGroup, all_to_all_4D,
                            balanced_split)  # fmt: skip
@@ -14,6 +17,21 @@ B, S, D = 2, 12, 6
 
 def group(**options) -> UlyssesGroup:
     return UlyssesGroup(device="cpu", timeout_seconds=120, **options)
+
+
+def check_structs():
+    """As the C header has them."""
+    lines = ["#include <stddef.h>", "#include <ulysses/ulysses.h>",
+             f'_Static_assert(ULYSSES_VERSION_CODE == {ulysses_torch.VERSION}, "version");']  # fmt: skip
+    for name in ("Config", "CommInfo", "A2ADesc", "ParamDesc", "ParamConfig", "ParamStats", "Oob"):
+        struct = getattr(ulysses_torch, name)
+        lines.append(f'_Static_assert(sizeof(ulysses{name}_t) == {ctypes.sizeof(struct)}, "{name}");')
+        for field, _ in struct._fields_:
+            offset = getattr(struct, field).offset
+            lines.append(f'_Static_assert(offsetof(ulysses{name}_t, {field}) == {offset}, "{name}.{field}");')
+    if rank() == 0:
+        command = [os.environ.get("CC", "cc"), "-fsyntax-only", "-x", "c", "-"]  # CPATH has the header
+        subprocess.run(command, input="\n".join(lines) + "\n", text=True, check=True)
 
 
 def check_every_type():
