@@ -35,12 +35,18 @@ bool nested(std::array<Dim, 3> dims, size_t run) {
   return true;
 }
 
-// Whether two of the runs share an element. Exact for any strides: two runs meet when their starts are less than a run
-// apart, so it looks at all differences of starts, the longest dimension in closed form.
-bool overlap(std::array<Dim, 3> dims, size_t run) {
+// What overlap() may take: some tens of milliseconds.
+constexpr size_t kMostDifferences = size_t{1} << 23;
+
+// Whether two of the runs share an element; nothing where that would take too long to find out. Exact for any strides: two
+// runs meet when their starts are less than a run apart, so it looks at all differences of starts, the longest dimension
+// in closed form.
+std::optional<bool> overlap(std::array<Dim, 3> dims, size_t run) {
   std::sort(dims.begin(), dims.end(), [](const Dim& a, const Dim& b) { return a.count < b.count; });
   const auto [a, b, longest] = dims;
   if (longest.stride < run) return true;
+  if (const auto differences = checkedProduct(a.count, b.count, 2); !differences || *differences > kMostDifferences)
+    return std::nullopt;
   for (size_t i = 0; i < a.count; ++i) {
     for (auto j = -static_cast<int64_t>(b.count - 1); j < static_cast<int64_t>(b.count); ++j) {
       if (i == 0 && j <= 0) continue;  // the longest dimension alone was looked at; negatives mirror positives
@@ -85,9 +91,13 @@ Status checkStrides(const LocalShape& shape, const Strides& strides, Side side) 
   if (!extentBytes(shape, definite)) return {ulyssesInvalidArgument, text("reach beyond 63 bits")};
   const auto dims = dimsOf(shape, definite);
   // Inputs may overlap: reading an element twice harms nothing.
-  if (side == Side::Out && !nested(dims, shape.headDim) && overlap(dims, shape.headDim)) {
-    return {ulyssesInvalidArgument, text("make elements overlap: each must have a place of its own")};
+  if (side == Side::In || nested(dims, shape.headDim)) return {};
+  const std::optional<bool> found = overlap(dims, shape.headDim);
+  if (!found) {
+    return {ulyssesInvalidArgument,
+            text("interleave dimensions too large to be searched for overlaps: let each step over those inside it")};
   }
+  if (*found) return {ulyssesInvalidArgument, text("make elements overlap: each must have a place of its own")};
   return {};
 }
 

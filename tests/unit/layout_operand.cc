@@ -184,6 +184,10 @@ TEST_CASE("layout: outputs that overlap are refused, and no others") {
   CHECK(overlapping < 39000);
   // Neither dimension steps over the other, and yet 0, 2, 3, 5 are four places.
   CHECK(checkStrides(LocalShape{2, 2, 1, 1, 2}, {3, 2, 1}, Side::Out).ok());
+  // Found out at once also where a search would take hours.
+  const size_t many = size_t{1} << 20;
+  const Status status = checkStrides(LocalShape{many, many, many, 1, 1}, {3, 2, many}, Side::Out);
+  CHECK(status.message().find("too large to be searched") != std::string::npos);
 }
 
 }  // namespace layout_test
