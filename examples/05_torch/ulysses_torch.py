@@ -412,6 +412,8 @@ class UlyssesGroup:
 
     def close(self) -> None:
         _groups.pop(self.name, None)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # a window goes once no exchange may still write it
         for plan in self._plans.values():
             _destroy(plan)
         self._plans.clear()
