@@ -135,7 +135,7 @@ void CommonOptions::addTableTo(CLI::App& app) {
   number("-C,--report_cputime", cpuTime, "1 = until the calls return (on host memory they are complete then)", 0, 1);
   number("-I,--per_iter_timing", perIteration, "1 = columns of the single calls, slowest rank", 0, 1);
   number("-S,--report_timestamps", timestamps, "1 = time of day in every row", 0, 1);
-  number("-M,--memory", memoryReport, "1 = report of the memory used", 0, 1);
+  number("-M,--memory_report", memoryReport, "1 = report of the memory used", 0, 1);
   number("-G,--cudagraph", graphLaunches, "device memory: replays of the timed calls as a CUDA graph", 0, kMost);
   app.add_flag("--cold", cold, "device memory: buffers take turns, more of them than the L2 cache holds");
   app.add_option("--csv", csvPath, "write the results as CSV; - is stdout (the table goes to stderr)");
