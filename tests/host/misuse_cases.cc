@@ -211,11 +211,11 @@ TEST_CASE("fields of a descriptor that mean nothing are refused on all ranks", "
 TEST_CASE("an exchange in more pieces than a rank can hold is refused on all ranks", "[host]") {
   CHECK(failures(runComms(As::Threads, 2, [&](int rank, ulyssesComm_t comm) -> std::string {
           ulyssesA2ADesc_t d = ULYSSES_A2A_DESC_INITIALIZER;
-          d.batch = size_t{1} << 40, d.seq = 2, d.heads = 2, d.headDim = 1;
+          d.batch = size_t{1} << 40, d.seq = 4, d.heads = 4, d.headDim = 1;
           ulyssesPlan_t plan = nullptr;
           EXPECT_RANK(ulyssesPlanCreate(&plan, 1, &d, comm) == ulyssesInvalidArgument && plan == nullptr);
           EXPECT_RANK(lastErrorNames({"rank 0", "copies"}));
-          EXPECT_RANK(ulyssesA2A(nullptr, nullptr, d.batch, 2, 2, 1, ulyssesInt8, ulyssesScatterHeads, comm, nullptr) ==
+          EXPECT_RANK(ulyssesA2A(nullptr, nullptr, d.batch, 4, 4, 1, ulyssesInt8, ulyssesScatterHeads, comm, nullptr) ==
                       ulyssesInvalidArgument);
           EXPECT_RANK(lastErrorNames({"copies"}));
           return exchangeOnce(2, rank, comm);
