@@ -1,6 +1,5 @@
 #include "common/machine.h"
 
-#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -24,8 +23,7 @@ Machine thisMachine() {
   char host[256] = {};
   gethostname(host, sizeof(host) - 1);
   machine.host = host;
-  cpu_set_t set;
-  machine.cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
+  machine.cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));  // of the machine: mpirun may bind a rank to one
   machine.memoryBytes = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
   return machine;
 }

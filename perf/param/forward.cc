@@ -190,6 +190,7 @@ Status runForwards(Run& run, const Model& model, const std::vector<ResidencyChoi
   }
   std::optional<uint64_t> first;
   for (const ResidencyChoice& choice : choices) {
+    run.at(choice.name);
     ULYSSES_ASSIGN(const Outcome mine, forwards(run, model, shards, choice, options));
     if (!first) first = run.rank.allgather(mine.checksum)[0];
     const Status same = mine.checksum == *first
@@ -201,6 +202,7 @@ Status runForwards(Run& run, const Model& model, const std::vector<ResidencyChoi
     if (run.report) print(*run.report, choice.name, outcome, true);
   }
   if (!run.rank.isMpiProcess()) return {};
+  run.at("MPI_Allgather");
   ULYSSES_ASSIGN(const Outcome mine, mpiForwards(run, model, shards, options));
   const Outcome outcome = slowest(run.rank, mine);
   if (run.report) print(*run.report, "MPI_Allgather", outcome, false);
