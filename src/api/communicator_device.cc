@@ -8,6 +8,7 @@
 #include "api/group.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "bootstrap/gather_values.h"
 #include "bootstrap/stage.h"
 #include "plan/contract_hash.h"
 #include "topology/decide.h"
@@ -36,17 +37,12 @@ Status Communicator::chooseMemory(uint32_t requested, Deadline deadline) {
     uint32_t memory, gpus;
   };
   const Asked mine{requested, requested == ulyssesMemoryHost ? 0u : static_cast<uint32_t>(std::max(0, visibleGpuCount()))};
-  Bytes blob(sizeof mine);
-  std::memcpy(blob.data(), &mine, sizeof mine);
-  std::vector<Bytes> all;
-  ULYSSES_TRY(channel_->allgather(blob, all, deadline));
+  std::vector<Asked> asked;
+  ULYSSES_TRY(gatherValues(mine, asked, *channel_, deadline));
   uint32_t memory = ulyssesMemoryAuto;
   bool anyGpu = false;
   for (int r = 0; r < nranks_; ++r) {
-    Asked theirs{};
-    if (all[static_cast<size_t>(r)].size() != sizeof theirs)
-      return Status(ulyssesInternalError, formatText("rank {} sent a malformed request for memory", r));
-    std::memcpy(&theirs, all[static_cast<size_t>(r)].data(), sizeof theirs);
+    const Asked& theirs = asked[static_cast<size_t>(r)];
     anyGpu = anyGpu || theirs.gpus != 0;
     if (theirs.memory == ulyssesMemoryAuto) continue;
     if (memory != ulyssesMemoryAuto && memory != theirs.memory)
@@ -60,8 +56,9 @@ Status Communicator::chooseMemory(uint32_t requested, Deadline deadline) {
   facts.source = "a rank";
   facts.ranks.push_back(probe(mine.gpus != 0 ? currentCudaDevice() : -1));
   const std::string text = factsToJson(facts, -1);
-  blob.resize(text.size());
+  Bytes blob(text.size());
   std::memcpy(blob.data(), text.data(), text.size());
+  std::vector<Bytes> all;
   ULYSSES_TRY(channel_->allgather(blob, all, deadline));
   std::vector<RankFacts> ranks;
   for (int r = 0; r < nranks_; ++r) {

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/test_hooks.h"
 #include "bootstrap/control_page.h"
+#include "bootstrap/gather_values.h"
 #include "bootstrap/stage.h"
 
 namespace ulysses {
@@ -34,20 +35,6 @@ Status checkMemory([[maybe_unused]] uint32_t memory) {
                                        "library was built without CUDA");
 #endif
   return {};
-}
-
-template <class T>
-Bytes blobOf(const T& value) {
-  Bytes blob(sizeof value);
-  std::memcpy(blob.data(), &value, sizeof value);
-  return blob;
-}
-
-template <class T>
-bool readBlob(const Bytes& blob, T* value) {
-  if (blob.size() != sizeof *value) return false;
-  std::memcpy(value, blob.data(), sizeof *value);
-  return true;
 }
 
 }  // namespace
@@ -88,15 +75,18 @@ Status Communicator::setUp(const Allgather& addresses, Status local) {
   if (local.ok()) local = checkMemory(mine.memory);
   ULYSSES_TRY(agreeStage(*channel_, local, deadline));
 
-  std::vector<Bytes> blobs;
-  ULYSSES_TRY(channel_->allgather(blobOf(mine), blobs, deadline));
+  std::vector<InitFacts> all;
+  const Status gathered = gatherValues(mine, all, *channel_, deadline);
+  if (gathered.code() == ulyssesInternalError)
+    return Status(ulyssesInvalidUsage, formatText("the ranks run different versions of this library: {}", gathered.message()));
+  ULYSSES_TRY(gathered);
   size_t cap = SIZE_MAX;
   bool allHaveFallback = true, allChunked = true;
   policy_.kernelRevision = kNewestKernels;
   stagingLimit_ = SIZE_MAX;
   for (int r = 0; r < nranks_; ++r) {
-    InitFacts facts;
-    if (!readBlob(blobs[static_cast<size_t>(r)], &facts) || facts.libraryVersion != mine.libraryVersion)
+    const InitFacts& facts = all[static_cast<size_t>(r)];
+    if (facts.libraryVersion != mine.libraryVersion)
       return Status(ulyssesInvalidUsage, formatText("rank {} runs another version of this library than rank {}", r, rank_));
     cap = std::min<size_t>(cap, facts.windowCapBytes);
     stagingLimit_ = std::min<size_t>(stagingLimit_, facts.stagingLimit);
@@ -161,15 +151,12 @@ Result<std::shared_ptr<Communicator>> Communicator::split(int color, int key, co
     call.local = Status(ulyssesInvalidArgument, formatText("color is {}: 0 or more, or ULYSSES_SPLIT_NOCOLOR", color));
   ULYSSES_TRY(run(call));
 
-  std::vector<Bytes> blobs;
-  ULYSSES_TRY(allgather(blobOf(Wish{color, key}), blobs));
+  const auto gather = [this](const Bytes& blob, std::vector<Bytes>& blobs) { return allgather(blob, blobs); };
+  std::vector<Wish> wishes;
+  ULYSSES_TRY(gatherValues(Wish{color, key}, wishes, gather));
   std::vector<std::pair<int, int>> members;  // (key, rank): the order of the new ranks
-  for (int r = 0; r < nranks_; ++r) {
-    Wish wish{};
-    if (!readBlob(blobs[static_cast<size_t>(r)], &wish))
-      return Status(ulyssesInternalError, formatText("rank {} sent a malformed split", r));
-    if (wish.color == color) members.emplace_back(wish.key, r);
-  }
+  for (int r = 0; r < nranks_; ++r)
+    if (wishes[static_cast<size_t>(r)].color == color) members.emplace_back(wishes[static_cast<size_t>(r)].key, r);
   std::sort(members.begin(), members.end());
   const bool joins = color != ULYSSES_SPLIT_NOCOLOR;
 
@@ -181,11 +168,12 @@ Result<std::shared_ptr<Communicator>> Communicator::split(int color, int key, co
     else invited = id.status();
     mine.code = invited.code();
   }
-  ULYSSES_TRY(allgather(blobOf(mine), blobs));
+  std::vector<Invitation> invitations;
+  ULYSSES_TRY(gatherValues(mine, invitations, gather));
   if (!joins) return std::shared_ptr<Communicator>();
-  Invitation theirs;
   const int host = members.front().second;
-  if (!readBlob(blobs[static_cast<size_t>(host)], &theirs) || theirs.code != ulyssesSuccess)
+  const Invitation& theirs = invitations[static_cast<size_t>(host)];
+  if (theirs.code != ulyssesSuccess)
     return invited.ok() ? Status(ulyssesSystemError, formatText("rank {} could not open the new communicator's rendezvous", host))
                         : invited;
 

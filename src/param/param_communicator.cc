@@ -7,6 +7,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "base/versioned.h"
+#include "bootstrap/gather_values.h"
 #include "param/cast.h"
 
 namespace ulysses {
@@ -30,18 +31,8 @@ struct Header {
 };
 
 template <class T>
-Status gatherBlobs(Communicator& comm, const T& mine, std::vector<T>* all) {
-  Bytes blob(sizeof mine);
-  std::memcpy(blob.data(), &mine, sizeof mine);
-  std::vector<Bytes> blobs;
-  ULYSSES_TRY(comm.allgather(blob, blobs));
-  all->resize(blobs.size());
-  for (size_t r = 0; r < blobs.size(); ++r) {
-    if (blobs[r].size() != sizeof mine)
-      return Status(ulyssesInternalError, formatText("rank {} sent a malformed record", r));
-    std::memcpy(&(*all)[r], blobs[r].data(), sizeof mine);
-  }
-  return {};
+Status gatherValues(const T& mine, std::vector<T>& all, Communicator& comm) {
+  return ulysses::gatherValues(mine, all, [&](const Bytes& blob, std::vector<Bytes>& blobs) { return comm.allgather(blob, blobs); });
 }
 
 // Found by all ranks before anything moved: what storage held, it still holds.
@@ -133,7 +124,7 @@ Status ParamCommunicator::agreeOnGroups(size_t* budget) {
   const Header mine{groups_.size(), static_cast<uint64_t>(residency_.kind), residency_.prefetchDepth,
                     residency_.budgetBytes};
   std::vector<Header> headers;
-  ULYSSES_TRY(gatherBlobs(*comm_, mine, &headers));
+  ULYSSES_TRY(gatherValues(mine, headers, *comm_));
   *budget = mine.budgetBytes;
   for (size_t r = 0; r < headers.size(); ++r) {
     const Header &a = headers[0], &b = headers[r];
@@ -426,7 +417,7 @@ Status ParamCommunicator::setBudget(size_t bytes) {
         Status(ulyssesInvalidUsage, formatText("group {} is acquired; release it first", held - groups_.begin()));
   ULYSSES_TRY(comm_->run(call));
   std::vector<uint64_t> wishes;
-  ULYSSES_TRY(gatherBlobs(*comm_, uint64_t{bytes}, &wishes));
+  ULYSSES_TRY(gatherValues(uint64_t{bytes}, wishes, *comm_));
   residency_.budgetBytes = *std::min_element(wishes.begin(), wishes.end());
   std::vector<size_t> sizes;
   for (const Group& g : groups_) sizes.push_back(g.facts.bytes);

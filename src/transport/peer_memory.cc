@@ -10,6 +10,7 @@
 
 #include "base/format.h"
 #include "base/process.h"
+#include "bootstrap/gather_values.h"
 
 namespace ulysses {
 namespace {
@@ -77,19 +78,14 @@ Status PeerMemory::explore(int rank, bool allow, ControlChannel& channel, Deadli
   randomBytes(&mine.word, sizeof mine.word);
   mine.address = reinterpret_cast<uint64_t>(&mine.word);
   mine.allow = allow;
-  Bytes blob(sizeof mine);
-  std::memcpy(blob.data(), &mine, sizeof mine);
-  std::vector<Bytes> blobs;
-  ULYSSES_TRY(channel.allgather(blob, blobs, deadline));
+  std::vector<Probe> probes;
+  ULYSSES_TRY(gatherValues(mine, probes, channel, deadline));
 
-  const size_t nranks = blobs.size();
+  const size_t nranks = probes.size();
   pids_.clear();
   Bytes row;
   for (size_t r = 0; r < nranks; ++r) {
-    Probe theirs;
-    if (blobs[r].size() != sizeof theirs)
-      return Status(ulyssesInternalError, formatText("rank {} sent a malformed probe", r));
-    std::memcpy(&theirs, blobs[r].data(), sizeof theirs);
+    const Probe& theirs = probes[r];
     pids_.push_back(theirs.process.pid);
     Reach reach = Reach::None;
     if (static_cast<int>(r) != rank && allow && theirs.allow != 0)
@@ -97,6 +93,7 @@ Status PeerMemory::explore(int rank, bool allow, ControlChannel& channel, Deadli
     row.push_back(static_cast<std::byte>(reach));
   }
   // The probes' words stay where they are until everybody has read them.
+  std::vector<Bytes> blobs;
   ULYSSES_TRY(channel.allgather(row, blobs, deadline));
   std::vector<Reach> all;
   for (const Bytes& theirs : blobs)

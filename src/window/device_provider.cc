@@ -6,6 +6,7 @@
 
 #include "base/format.h"
 #include "base/test_hooks.h"
+#include "bootstrap/gather_values.h"
 #include "bootstrap/stage.h"
 #include "window/ipc.h"
 #include "window/provider.h"
@@ -53,10 +54,8 @@ class DeviceProvider final : public WindowProvider {
     hello.object = &mine;
     if (mine) hello.offer = mine->offer();
     hello.offer.process = processToken();
-    Bytes blob(sizeof hello);
-    std::memcpy(blob.data(), &hello, sizeof hello);
-    std::vector<Bytes> hellos;
-    ULYSSES_TRY(channel.allgather(blob, hellos, deadline));
+    std::vector<Announcement> hellos;
+    ULYSSES_TRY(gatherValues(hello, hellos, channel, deadline));
     std::vector<std::vector<UniqueFd>> fds;
     const int fd = mine ? mine->fd() : -1;
     ULYSSES_TRY(channel.allgatherFds(std::span(&fd, fd >= 0 ? 1 : 0), fds, deadline));
@@ -82,13 +81,10 @@ class DeviceProvider final : public WindowProvider {
     return Status(ulyssesUnhandledCudaError, formatText("clearing {} bytes of window: {}", bytes, cudaGetErrorString(error)));
   }
 
-  Status openAll(int rank, const std::shared_ptr<DeviceMemory>& mine, const std::vector<Bytes>& hellos,
+  Status openAll(int rank, const std::shared_ptr<DeviceMemory>& mine, const std::vector<Announcement>& hellos,
                  std::vector<std::vector<UniqueFd>>& fds, std::vector<WindowPart>& parts) const {
     for (size_t r = 0; r < hellos.size(); ++r) {
-      Announcement a;
-      if (hellos[r].size() != sizeof a)
-        return Status(ulyssesInternalError, formatText("rank {} announced its memory wrongly", r));
-      std::memcpy(&a, hellos[r].data(), sizeof a);
+      const Announcement& a = hellos[r];
       std::shared_ptr<DeviceMemory> memory;
       if (static_cast<int>(r) == rank) {
         memory = mine;

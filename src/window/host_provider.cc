@@ -4,6 +4,7 @@
 
 #include "base/mapping.h"
 #include "base/process.h"
+#include "bootstrap/gather_values.h"
 #include "bootstrap/stage.h"
 #include "window/provider.h"
 #include "base/test_hooks.h"
@@ -36,10 +37,8 @@ class HostProvider final : public WindowProvider {
 
     // Stage 2: everybody's, opened.
     const Announcement hello{processToken(), bytes, &mine};
-    Bytes blob(sizeof hello);
-    std::memcpy(blob.data(), &hello, sizeof hello);
-    std::vector<Bytes> hellos;
-    ULYSSES_TRY(channel.allgather(blob, hellos, deadline));
+    std::vector<Announcement> hellos;
+    ULYSSES_TRY(gatherValues(hello, hellos, channel, deadline));
     std::vector<std::vector<UniqueFd>> fds;
     const int fd = mine ? mine->fd() : -1;
     ULYSSES_TRY(channel.allgatherFds(std::span(&fd, mine ? 1 : 0), fds, deadline));
@@ -54,13 +53,10 @@ class HostProvider final : public WindowProvider {
   }
 
  private:
-  static Status openAll(const ProcessToken& me, const std::vector<Bytes>& hellos,
+  static Status openAll(const ProcessToken& me, const std::vector<Announcement>& hellos,
                         std::vector<std::vector<UniqueFd>>& fds, std::vector<WindowPart>& parts) {
     for (size_t r = 0; r < hellos.size(); ++r) {
-      Announcement a;
-      if (hellos[r].size() != sizeof a)
-        return Status(ulyssesInternalError, formatText("rank {} announced its memory wrongly", r));
-      std::memcpy(&a, hellos[r].data(), sizeof a);
+      const Announcement& a = hellos[r];
       std::shared_ptr<Mapping> mapping;
       if (a.bytes > 0) {
         if (a.process == me) {
