@@ -49,7 +49,13 @@ def _baseline(entries):
 def load(path, baseline=False):
     """The series of a file: one, two where --lib was given, and with `baseline` one for each way in turns."""
     with open(path, encoding="utf-8") as file:
-        data = json.load(file)
+        text = file.read()
+    if not text.strip():
+        raise ValueError(f"{path}: empty: the run that opened it did not end well")
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON as -J writes it: {error}") from error
     if not isinstance(data, dict) or "results" not in data:
         raise ValueError(f"{path}: not a result file, no \"results\"")
     name = os.path.splitext(os.path.basename(path))[0]

@@ -15,6 +15,8 @@ class ProcessGroup {
   virtual std::string description() const = 0;
   virtual void barrier() = 0;
   virtual void allgather(const void* mine, void* all, size_t bytes) = 0;
+  // Ends the run without waiting for anybody, from any thread.
+  [[noreturn]] virtual void abandon(int exitCode) = 0;
 };
 
 // MPI_Init only where mpirun (or another launcher of MPI jobs) started this process and MPI is built in; a binary that

@@ -1,6 +1,8 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 
 #include "common/process_group.h"
 #include "common/single_process.h"
@@ -62,6 +64,11 @@ class MpiProcesses final : public ProcessGroup {
   void barrier() override { MPI_Barrier(MPI_COMM_WORLD); }
   void allgather(const void* mine, void* all, size_t bytes) override {
     MPI_Allgather(mine, static_cast<int>(bytes), MPI_BYTE, all, static_cast<int>(bytes), MPI_BYTE, MPI_COMM_WORLD);
+  }
+  [[noreturn]] void abandon(int exitCode) override {
+    std::fflush(nullptr);
+    MPI_Abort(MPI_COMM_WORLD, exitCode);
+    std::_Exit(exitCode);
   }
 
  private:

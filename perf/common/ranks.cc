@@ -1,6 +1,7 @@
 #include "common/ranks.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <thread>
 
@@ -63,6 +64,10 @@ void Rank::gatherBytes(const void* mine, void* all, size_t bytes) {
 }
 
 Status Rank::agree(const Status& mine) {
+  if (mine.code() == ulyssesTimeout || mine.code() == ulyssesRemoteError) {
+    std::fprintf(stderr, "rank %d: %s\n", id(), mine.message().c_str());
+    ranks_.processes.abandon(2);
+  }
   struct Outcome {
     ulyssesResult_t code;
     char text[512];

@@ -44,7 +44,8 @@ class Rank {
   std::vector<T> allgather(const T& mine) {
     return allgather(&mine, 1);
   }
-  // The failure of the first rank that has one, on all; success when none has.
+  // The failure of the first rank that has one, on all; success when none has. A rank whose peer did not come, or has died,
+  // ends the run with 2: that peer would not come here either.
   Status agree(const Status& mine);
 
  private:

@@ -109,7 +109,7 @@ double demandedBandwidth() {
 Report::Report(std::string program, const CommonOptions& options)
     : program_(std::move(program)), options_(options), json_(std::make_unique<nlohmann::json>()) {}
 
-Status Report::openOutput(const char* option, const char* kind, std::string path, FILE*& file) {
+Status Report::openOutput(const char* option, const char* kind, std::string& path, FILE*& file) {
   if (path.empty()) return {};
   if (path == "-" || path == "/dev/stdout") {
     file = stdout;
@@ -130,8 +130,8 @@ Status Report::openOutput(const char* option, const char* kind, std::string path
 Result<std::unique_ptr<Report>> Report::open(const std::string& program, int argc, char** argv,
                                              const CommonOptions& options) {
   std::unique_ptr<Report> report(new Report(program, options));
-  ULYSSES_TRY(report->openOutput("-J", "JSON", options.jsonPath, report->jsonFile_));
-  ULYSSES_TRY(report->openOutput("--csv", "CSV", options.csvPath, report->csvFile_));
+  ULYSSES_TRY(report->openOutput("-J", "JSON", report->jsonPath_ = options.jsonPath, report->jsonFile_));
+  ULYSSES_TRY(report->openOutput("--csv", "CSV", report->csvPath_ = options.csvPath, report->csvFile_));
   if (report->csvFile_) {
     fmt::print(report->csvFile_,
                "size,count,type,redop,root,placement,build,time_us,algbw,busbw,wrong,ratio,e2e_us,variant,path,chunks,"
@@ -153,6 +153,8 @@ Result<std::unique_ptr<Report>> Report::open(const std::string& program, int arg
 }
 
 Report::~Report() {
+  // A run that failed leaves no empty file in the way of the next one.
+  if (jsonFile_ && jsonFile_ != stdout && std::ftell(jsonFile_) == 0) std::remove(jsonPath_.c_str());
   for (FILE* file : {jsonFile_, csvFile_}) {
     if (file && file != stdout) std::fclose(file);
   }

@@ -61,7 +61,7 @@ class Report {
  private:
   Report(std::string program, const CommonOptions& options);
   // Opens `path` where it is not empty; "-" is stdout, and the table moves to stderr.
-  Status openOutput(const char* option, const char* kind, std::string path, FILE*& file);
+  Status openOutput(const char* option, const char* kind, std::string& path, FILE*& file);
   nlohmann::json block(const Collective& collective, int nranks, const Measurement& m);
   void csvRow(const nlohmann::json& row, const nlohmann::json& block, const char* placement, const std::string& build);
 
@@ -69,6 +69,7 @@ class Report {
   const CommonOptions options_;
   const Machine machine_ = thisMachine();
   FILE* out_ = stdout;
+  std::string jsonPath_, csvPath_;  // as opened
   FILE* jsonFile_ = nullptr;
   FILE* csvFile_ = nullptr;
   const std::unique_ptr<nlohmann::json> json_;

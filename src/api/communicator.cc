@@ -52,7 +52,7 @@ Status Communicator::runEntered(const Call& call) {
   recorder_->begin(call.operation, call.geometry);
   Status status = nranks_ == 1 ? runAlone(call) : onDevice() && call.schedule != nullptr ? performOnDevice(call) : perform(call);
   recorder_->end(status, call.schedule != nullptr ? lastPath_.load(std::memory_order_relaxed) : "");
-  if (status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError) dumpOnce();
+  if (status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError) dumpOnce(status.message());
   return status;
 }
 

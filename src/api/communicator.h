@@ -117,7 +117,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status launchPlanned(DeviceTransport::Prepared* prepared, const Call& call, Status local);
   Status chooseMemory(uint32_t requested, Deadline deadline);
   Status setUpDevice(size_t capBytes, Deadline deadline);
-  void dumpOnce();  // on the first failure that ends the communicator, unless ULYSSES_DUMP_DIR=off
+  void dumpOnce(std::string_view why);  // on the first failure that ends the communicator, unless ULYSSES_DUMP_DIR=off
   Status setUp(const Allgather& addresses, Status local);
   Status shareControlPage(Deadline deadline);
   Deadline callDeadline() const { return Deadline::roughlyAfterMs(timeoutMs_); }

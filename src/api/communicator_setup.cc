@@ -208,8 +208,9 @@ Status Communicator::dump(const char* path) const {
   return status;
 }
 
-void Communicator::dumpOnce() {
+void Communicator::dumpOnce(std::string_view why) {
   if (parameters_.dumpDir == "off" || dumped_.exchange(true)) return;
+  ULYSSES_LOG(Warn, -1, "rank {} of {}: {}", rank_, nranks_, why);
   const Status status = dump(nullptr);
   if (!status.ok()) ULYSSES_LOG(Warn, -1, "{}", status.message());
 }
@@ -230,7 +231,7 @@ Status Communicator::asyncError() {
 }
 
 void Communicator::abort() {
-  dumpOnce();
+  dumpOnce("aborted here");
   if (transport_) transport_->abort();
   if (agreement_) agreement_->abort();
 }
