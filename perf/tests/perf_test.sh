@@ -401,6 +401,23 @@ CHECK
     run nonzero mpi -n 2 "$perf" -b 8q
     [[ $(grep -c 'not a size' "$work/err") == 1 ]] || fail "not one message"
     ;;
+  mpi_stopped)
+    # A rank that is stopped in the middle does not come to the run's own meetings either.
+    export ULYSSES_DUMP_DIR=off
+    mpi -n 2 "$flat/alltoall_perf" -b 64K -e 64K -n 100000000 -c 0 -T 2 >"$work/out" 2>"$work/err" &
+    job=$!
+    for ((i = 0; i < 300; ++i)); do
+      pid=$(awk '/ Rank  1 / {print $7}' "$work/out")
+      [[ -z $pid ]] || break
+      sleep 0.1
+    done
+    sleep 1
+    kill -STOP "$pid"
+    code=0
+    wait "$job" || code=$?
+    [[ $code == 2 ]] || fail "exit code $code"
+    has 'rank 1 did not make the call before the deadline' err
+    ;;
   *)
     fail "no case $case_name"
     ;;
