@@ -122,7 +122,7 @@ Schedule gatherSchedule(std::span<const Parameter> parameters, int rank, int nra
 
 std::vector<uint64_t> wordsOf(const Bytes& record) {
   std::vector<uint64_t> words(record.size() / sizeof(uint64_t));
-  std::memcpy(words.data(), record.data(), words.size() * sizeof(uint64_t));
+  if (!words.empty()) std::memcpy(words.data(), record.data(), words.size() * sizeof(uint64_t));
   return words;
 }
 

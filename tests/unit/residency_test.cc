@@ -239,6 +239,8 @@ TEST_CASE("groups that differ are named by group, parameter, field and both valu
   other = d;
   other.gatherType = ulyssesBfloat16;
   CHECK(holds(agree({d}, {other}), ulyssesMismatch, {"gatherType", "float32", "bfloat16"}));
+  // What no rank of this library sends must do no harm either.
+  CHECK_FALSE(agreeGroup(7, {Bytes(), encodeGroup(makeGroup(std::vector{d}, 1, 3).value()), Bytes(5)}).ok());
 }
 
 }  // namespace ulysses::testing
