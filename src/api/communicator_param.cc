@@ -1,9 +1,9 @@
 // What parameter groups ask of a communicator beyond its calls.
 #include <algorithm>
-#include <cstring>
 
 #include "api/entry.h"
 #include "base/format.h"
+#include "base/words.h"
 #include "bootstrap/stage.h"
 
 namespace ulysses {
@@ -46,17 +46,14 @@ Status Communicator::windowRoom(size_t* bytes) {
   const std::span<const uint32_t> freed = registrar_->unannounced(SIZE_MAX);
   std::vector<uint64_t> words{registrar_->freeBytes() + stagingBytes_};
   words.insert(words.end(), freed.begin(), freed.end());
-  Bytes mine(words.size() * sizeof(uint64_t));
-  std::memcpy(mine.data(), words.data(), mine.size());
   std::vector<Bytes> all;
-  ULYSSES_TRY(channel_->allgather(mine, all, callDeadline()));
+  ULYSSES_TRY(channel_->allgather(recordOf(words), all, callDeadline()));
   size_t room = SIZE_MAX;
   for (int r = 0; r < nranks_; ++r) {
     const Bytes& theirs = all[static_cast<size_t>(r)];
     if (theirs.empty() || theirs.size() % sizeof(uint64_t) != 0)
       return Status(ulyssesInternalError, formatText("rank {} sent a malformed record of its windows", r));
-    words.resize(theirs.size() / sizeof(uint64_t));
-    std::memcpy(words.data(), theirs.data(), theirs.size());
+    words = wordsOf(theirs);
     room = std::min<size_t>(room, words[0]);
     for (size_t i = 1; i < words.size(); ++i) registrar_->drop(r, static_cast<uint32_t>(words[i]));
   }

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 
 #include "base/checked.h"
 #include "base/datatype.h"
 #include "base/format.h"
 #include "base/versioned.h"
+#include "base/words.h"
 #include "layout/operand.h"
 #include "plan/contract.h"
 
@@ -120,12 +120,6 @@ Schedule gatherSchedule(std::span<const Parameter> parameters, int rank, int nra
   return s;
 }
 
-std::vector<uint64_t> wordsOf(const Bytes& record) {
-  std::vector<uint64_t> words(record.size() / sizeof(uint64_t));
-  if (!words.empty()) std::memcpy(words.data(), record.data(), words.size() * sizeof(uint64_t));
-  return words;
-}
-
 }  // namespace
 
 size_t Parameter::bytes() const {
@@ -167,9 +161,7 @@ Bytes encodeGroup(const ParamGroup& group) {
                  {static_cast<uint64_t>(p.shardType), static_cast<uint64_t>(p.gatherType), p.count, p.alignment});
     words.insert(words.end(), p.splits.begin(), p.splits.end());
   }
-  Bytes record(words.size() * sizeof(uint64_t));
-  std::memcpy(record.data(), words.data(), record.size());
-  return record;
+  return recordOf(words);
 }
 
 Status agreeGroup(size_t number, const std::vector<Bytes>& records) {

@@ -2,10 +2,10 @@
 
 #include "base/format.h"
 
-#include <cstring>
 
 #include "base/datatype.h"
 #include "base/versioned.h"
+#include "base/words.h"
 #include "plan/contract.h"
 
 namespace ulysses {
@@ -16,8 +16,6 @@ enum Field : size_t { Batch, Seq, Heads, HeadDim, Dtype, Direction, Replicate, H
                       InStrides = Compared, OutStrides = InStrides + 3, HasSeqSplits = OutStrides + 3, HasHeadSplits, Fields };
 constexpr const char* kFieldNames[Compared] = {"batch",     "seq",            "heads",      "headDim",    "dtype",
                                                "direction", "replicateHeads", "headGroups", "gradTracked"};
-
-using Words = std::vector<uint64_t>;
 
 layout::OperandRequest requestOf(const ulyssesA2ADesc_t& d, int nranks) {
   layout::OperandRequest request;
@@ -50,12 +48,6 @@ Status checkDesc(const ulyssesA2ADesc_t& d) {
 
 Status prefixed(size_t operand, const Status& status) {
   return Status(status.code(), formatText("operand {}: {}", operand, status.message()));
-}
-
-Words wordsOf(const Bytes& record) {
-  Words words(record.size() / sizeof(uint64_t));
-  std::memcpy(words.data(), record.data(), words.size() * sizeof(uint64_t));
-  return words;
 }
 
 // Reads a record word by word; past its end it gives zeros and says so.
@@ -158,9 +150,7 @@ Bytes encodeDescs(std::span<const ulyssesA2ADesc_t> descs, int nranks) {
     if (d.seqSplits != nullptr) words.insert(words.end(), d.seqSplits, d.seqSplits + nranks);
     if (d.headSplits != nullptr) words.insert(words.end(), d.headSplits, d.headSplits + nranks);
   }
-  Bytes record(words.size() * sizeof(uint64_t));
-  std::memcpy(record.data(), words.data(), record.size());
-  return record;
+  return recordOf(words);
 }
 
 Status agreeDescs(const std::vector<Bytes>& records, std::vector<OperandStrides>* strides) {
