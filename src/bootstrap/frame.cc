@@ -44,6 +44,7 @@ Status FrameReader::status() const {
   // No error at all, where one is told, would pass for the answer.
   if (header.code <= ulyssesSuccess || header.code > ulyssesNotSupported)
     return {ulyssesInternalError, formatText("a peer told an error without a code ({})", header.code)};
+  if (payload.empty()) return {static_cast<ulyssesResult_t>(header.code), "a peer told an error without a text"};
   return {static_cast<ulyssesResult_t>(header.code),
           std::string(reinterpret_cast<const char*>(payload.data()), payload.size())};
 }

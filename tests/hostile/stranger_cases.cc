@@ -104,20 +104,23 @@ TEST_CASE("strangers at every door of a job neither enter nor break it", "[hosti
   waitpid(stranger, nullptr, 0);
 }
 
-TEST_CASE("an error frame without a code is an error all the same", "[hostile]") {
-  for (const FrameKind kind : {FrameKind::Refusal, FrameKind::Failure}) {
-    int ends[2];
-    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
-    const UniqueFd hub(ends[0]);
-    StarSpoke spoke(UniqueFd(ends[1]), 1, 3, "the hub");
-    FrameHeader header;
-    header.kind = kind;
-    header.operation = 1;
-    const Bytes frame = makeTextFrame(header, Status());
-    REQUIRE(sendAll(hub.get(), frame.data(), frame.size(), Deadline::afterMs(1000)).ok());
-    std::vector<Bytes> all;
-    CHECK(spoke.allgather({}, 64, all, Deadline::afterMs(5000)).code() == ulyssesInternalError);
-  }
+TEST_CASE("an error frame without a code, or without a text, is an error with both all the same", "[hostile]") {
+  for (const FrameKind kind : {FrameKind::Refusal, FrameKind::Failure})
+    for (const Status& told : {Status(), Status(ulyssesRemoteError, "")}) {
+      int ends[2];
+      REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+      const UniqueFd hub(ends[0]);
+      StarSpoke spoke(UniqueFd(ends[1]), 1, 3, "the hub");
+      FrameHeader header;
+      header.kind = kind;
+      header.operation = 1;
+      const Bytes frame = makeTextFrame(header, told);
+      REQUIRE(sendAll(hub.get(), frame.data(), frame.size(), Deadline::afterMs(1000)).ok());
+      std::vector<Bytes> all;
+      const Status heard = spoke.allgather({}, 64, all, Deadline::afterMs(5000));
+      CHECK(heard.code() == (told.ok() ? ulyssesInternalError : ulyssesRemoteError));
+      CHECK(!heard.message().empty());
+    }
 }
 
 TEST_CASE("a hello of another job opens nothing, and one of this job only once", "[hostile]") {
