@@ -261,6 +261,8 @@ Result<Json> parseTree(std::string_view text, const std::string& name) {
     return tree;
   } catch (const Json::parse_error& error) {
     return bad(name, lineAndColumn(text, error.byte > 0 ? error.byte - 1 : 0), "expected valid JSON");
+  } catch (const Json::out_of_range&) {
+    return bad(name, "JSON", "expected numbers that a double can hold");
   }
 }
 

@@ -121,6 +121,7 @@ TEST_CASE("facts that are too large or too deep are refused before they cost mem
   CHECK(messageFor(std::string(kMaxFactsBytes + 1, ' ')).find("expected at most 16777216 bytes") != std::string::npos);
   const std::string deep = std::string(1 << 20, '[') + std::string(1 << 20, ']');
   CHECK(messageFor(deep) == "x.json: JSON: expected at most 8 levels of nesting");
+  CHECK(messageFor("{\"version\": 4e26531841}") == "x.json: JSON: expected numbers that a double can hold");
 
   FactsFile many{"test", std::vector<RankFacts>(kMaxFactsRanks + 1)};
   CHECK(messageFor(factsToJson(many)) == "x.json: ranks: expected an array of at most 1024 entries");
