@@ -166,6 +166,9 @@ Bytes encodeGroup(const ParamGroup& group) {
 
 Status agreeGroup(size_t number, const std::vector<Bytes>& records) {
   const size_t width = wordsOfParameter(static_cast<int>(records.size()));
+  for (size_t r = 0; r < records.size(); ++r)
+    if (records[r].size() % (width * sizeof(uint64_t)) != 0)
+      return Status(ulyssesInternalError, formatText("rank {} sent a malformed group of parameters", r));
   const std::vector<uint64_t> first = wordsOf(records[0]);
   const auto text = [](size_t field, uint64_t value) {
     return field <= GatherType ? typeName(static_cast<int>(value)) : std::to_string(value);

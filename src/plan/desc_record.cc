@@ -160,6 +160,7 @@ Status agreeDescs(const std::vector<Bytes>& records, std::vector<OperandStrides>
     const Words words = wordsOf(records[r]);
     Reader reader(words);
     const uint64_t operands = reader.next();
+    if (reader.tooShort()) return Status(ulyssesInternalError, formatText("rank {} sent a malformed descriptor", r));
     if (r == 0) strides->resize(std::min<size_t>(operands, kMaxOperands));
     if (operands != strides->size())
       return Status(ulyssesMismatch, formatText("ulyssesPlanCreate: {}",
