@@ -106,10 +106,7 @@ size_t Contract::recordBytes() const {
 }
 
 bool anyPlainOutput(std::span<const Contract* const> contracts) {
-  for (const Contract* c : contracts)
-    for (size_t i = 0; i < c->geometry.operands; ++i)
-      if (c->out[i].plain()) return true;
-  return false;
+  return std::any_of(contracts.begin(), contracts.end(), [](const Contract* c) { return c->anyPlainOutput(); });
 }
 
 Status judgeCapture(std::span<const Contract* const> contracts) {
