@@ -20,6 +20,7 @@
 #include "base/fd.h"
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/socket.h"
+#include "support/fork_rank.h"
 
 namespace ulysses::test {
 
@@ -80,14 +81,16 @@ inline std::vector<std::string> runThreads(int nranks, const RankBody& body) {
   return said;
 }
 
+enum class ForkBeside { Nothing, Threads };
+
 // Forked ranks. A child says one text, through a pipe, and leaves by _exit; what a killed one says is "killed".
 class Processes {
  public:
-  Processes(int nranks, const RankBody& body) {
+  Processes(int nranks, const RankBody& body, ForkBeside beside = ForkBeside::Nothing) {
     for (int r = 0; r < nranks; ++r) {
       int ends[2] = {-1, -1};
       if (::pipe(ends) != 0) std::abort();
-      const pid_t pid = ::fork();
+      const pid_t pid = beside == ForkBeside::Threads ? ::fork() : testing::forkRank();
       if (pid < 0) std::abort();
       if (pid == 0) {
         ::alarm(60);
@@ -128,8 +131,9 @@ class Processes {
   std::vector<UniqueFd> pipes_;
 };
 
-inline std::vector<std::string> runProcesses(int nranks, const RankBody& body) {
-  return Processes(nranks, body).join();
+inline std::vector<std::string> runProcesses(int nranks, const RankBody& body,
+                                             ForkBeside beside = ForkBeside::Nothing) {
+  return Processes(nranks, body, beside).join();
 }
 
 // Leaves this process room for `count` more descriptors. Gives back the limit there was.

@@ -216,13 +216,16 @@ TEST_CASE("the process that made the id may fork", "[bootstrap]") {
   const Result<ulyssesUniqueId> id = startRendezvous();
   REQUIRE(id.ok());
   // The bystander inherits the listener and outlives the job: the job must not notice.
-  const auto said = runProcesses(3, [&](int r) {
-    if (r < 2) return joinAndGather(id.value(), r, 2, 5000);
-    ::usleep(500'000);
-    const Stopwatch watch;
-    const std::string late = joinAndGather(id.value(), 1, 2, 5000);
-    return late.substr(0, 1) + (watch.ms() < 1000 ? " at once" : " late");
-  });
+  const auto said = runProcesses(
+      3,
+      [&](int r) {
+        if (r < 2) return joinAndGather(id.value(), r, 2, 5000);
+        ::usleep(500'000);
+        const Stopwatch watch;
+        const std::string late = joinAndGather(id.value(), 1, 2, 5000);
+        return late.substr(0, 1) + (watch.ms() < 1000 ? " at once" : " late");
+      },
+      ForkBeside::Threads);
   CHECK(said[0] == "ok");
   CHECK(said[1] == "ok");
   CHECK(said[2] == "6 at once");

@@ -3,9 +3,11 @@
 
 #include "bootstrap_ranks.h"
 #include "support/catch.h"
+#include "support/rendezvous_process.h"
 
 using namespace ulysses;
 using namespace ulysses::test;
+using ulysses::testing::RendezvousProcess;
 
 namespace {
 
@@ -48,9 +50,8 @@ std::string takeAndGiveBack(CtaAccount& account, ControlChannel& channel, uint32
 TEST_CASE("CTA accounts: ranks on one GPU count together, ranks on another apart", "[host]") {
   const std::vector<std::string> gpus{"GPU-a", "GPU-b", "GPU-a", "GPU-a"};
   for (const bool threads : {true, false}) {
-    const Result<ulyssesUniqueId> id = startRendezvous();
-    REQUIRE(id.ok());
-    const RankBody body = accounts(id.value(), gpus, [](CtaAccount& account, ControlChannel& channel) {
+    const RendezvousProcess rendezvous;
+    const RankBody body = accounts(rendezvous.id(), gpus, [](CtaAccount& account, ControlChannel& channel) {
       return takeAndGiveBack(account, channel, channel.rank() == 1 ? 1 : 3);
     });
     INFO((threads ? "threads" : "processes"));
@@ -59,40 +60,44 @@ TEST_CASE("CTA accounts: ranks on one GPU count together, ranks on another apart
 }
 
 TEST_CASE("CTA accounts: a second communicator of some of the ranks counts with the first", "[host]") {
-  const Result<ulyssesUniqueId> first = startRendezvous(), second = startRendezvous();
-  REQUIRE((first.ok() && second.ok()));
+  const RendezvousProcess first, second;
   const std::vector<std::string> one(3, "GPU-a"), two(2, "GPU-a");
-  const auto said = runProcesses(3, accounts(first.value(), one, [&](CtaAccount& account, ControlChannel& channel) -> std::string {
-    if (!account.reserve(10, kCapacity)) return "refused";
-    if (!meet(channel).ok()) return "meeting";
-    std::string text = "ok";
-    if (channel.rank() > 0)
-      text = accounts(second.value(), two, [](CtaAccount& other, ControlChannel& pair) -> std::string {
-        if (other.ledgers() != 1) return "another ledger";
-        if (other.available(kCapacity) != kCapacity - 30) return std::to_string(other.available(kCapacity));
-        return meet(pair).ok() && other.reserve(5, kCapacity) ? "ok" : "refused";
-      })(channel.rank() - 1);
-    if (!meet(channel).ok()) return "meeting";
-    return account.available(kCapacity) == kCapacity - 40 ? text : text + " " + std::to_string(account.available(kCapacity));
-  }));
+  const auto said =
+      runProcesses(3, accounts(first.id(), one, [&](CtaAccount& account, ControlChannel& channel) -> std::string {
+                     if (!account.reserve(10, kCapacity)) return "refused";
+                     if (!meet(channel).ok()) return "meeting";
+                     std::string text = "ok";
+                     if (channel.rank() > 0)
+                       text = accounts(second.id(), two, [](CtaAccount& other, ControlChannel& pair) -> std::string {
+                         if (other.ledgers() != 1) return "another ledger";
+                         if (other.available(kCapacity) != kCapacity - 30)
+                           return std::to_string(other.available(kCapacity));
+                         return meet(pair).ok() && other.reserve(5, kCapacity) ? "ok" : "refused";
+                       })(channel.rank() - 1);
+                     if (!meet(channel).ok()) return "meeting";
+                     return account.available(kCapacity) == kCapacity - 40
+                                ? text
+                                : text + " " + std::to_string(account.available(kCapacity));
+                   }));
   CHECK(allAre(said, "ok"));
 }
 
 TEST_CASE("CTA accounts: processes that never met each bring a ledger, together they count in both", "[host]") {
-  const Result<ulyssesUniqueId> all = startRendezvous();
-  REQUIRE(all.ok());
+  const RendezvousProcess all;
   const auto said = runProcesses(2, [&](int rank) -> std::string {
     const Result<ulyssesUniqueId> own = startRendezvous();
     return accounts(own.value(), {"GPU-a"}, [&](CtaAccount& mine, ControlChannel&) -> std::string {
       if (!mine.reserve(rank == 0 ? 100 : 7, kCapacity)) return "refused";
-      return accounts(all.value(), {"GPU-a", "GPU-a"}, [&](CtaAccount& both, ControlChannel& channel) -> std::string {
+      return accounts(all.id(), {"GPU-a", "GPU-a"}, [&](CtaAccount& both, ControlChannel& channel) -> std::string {
         if (both.ledgers() != 2) return "ledgers";
         if (both.available(kCapacity) != 32) return std::to_string(both.available(kCapacity));
         if (!meet(channel).ok()) return "meeting";
         if (rank == 0 && both.reserve(33, kCapacity)) return "beyond";
         if (!both.reserve(16, kCapacity)) return "both refused";
         if (!meet(channel).ok()) return "meeting";
-        return both.available(kCapacity) == 0 && mine.available(kCapacity) == (rank == 0 ? 0u : kCapacity - 39u) ? "ok" : "sums";
+        return both.available(kCapacity) == 0 && mine.available(kCapacity) == (rank == 0 ? 0u : kCapacity - 39u)
+                   ? "ok"
+                   : "sums";
       })(rank);
     })(0);
   });
@@ -103,10 +108,14 @@ TEST_CASE("CTA accounts: where nobody holds a ledger any more, the next one star
   for (int i = 0; i < 3; ++i) {
     const Result<ulyssesUniqueId> id = startRendezvous();
     REQUIRE(id.ok());
-    CHECK(allAre(runThreads(2, accounts(id.value(), {"GPU-a", "GPU-a"}, [](CtaAccount& account, ControlChannel& channel) -> std::string {
-            const bool fresh = account.available(kCapacity) == kCapacity;
-            if (!meet(channel).ok() || !account.reserve(50, kCapacity) || !meet(channel).ok()) return "meeting";
-            return fresh ? "ok" : "left over";
-          })), "ok"));
+    CHECK(allAre(runThreads(2, accounts(id.value(), {"GPU-a", "GPU-a"},
+                                        [](CtaAccount& account, ControlChannel& channel) -> std::string {
+                                          const bool fresh = account.available(kCapacity) == kCapacity;
+                                          if (!meet(channel).ok() || !account.reserve(50, kCapacity) ||
+                                              !meet(channel).ok())
+                                            return "meeting";
+                                          return fresh ? "ok" : "left over";
+                                        })),
+                 "ok"));
   }
 }

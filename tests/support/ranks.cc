@@ -10,6 +10,8 @@
 #include <optional>
 #include <thread>
 
+#include "support/fork_rank.h"
+
 namespace ulysses::testing {
 namespace {
 
@@ -31,7 +33,7 @@ std::vector<std::string> runProcesses(int nranks, const RankBody& body, int seco
   for (int r = 0; r < nranks; ++r) {
     int ends[2];
     if (pipe(ends) != 0) std::abort();
-    const pid_t pid = fork();
+    const pid_t pid = forkRank();
     if (pid == 0) {
       close(ends[0]);
       for (int other : pipes) close(other);
@@ -68,16 +70,19 @@ std::vector<std::string> runThreads(int nranks, const RankBody& body) {
 
 }  // namespace
 
-Environment::Environment(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
-Environment::~Environment() { unsetenv(name_); }
+Environment::Environment(const char* name, const std::string& value) : name_(name) {
+  setenv(name, value.c_str(), 1);
+}
+Environment::~Environment() {
+  unsetenv(name_);
+}
 
 std::vector<std::string> runRanks(As as, int nranks, const RankBody& body, int seconds) {
   setenv("ULYSSES_DUMP_DIR", "off", 0);  // ranks die here on purpose, by the hundred
   return as == As::Threads ? runThreads(nranks, body) : runProcesses(nranks, body, seconds);
 }
 
-std::vector<std::string> runComms(As as, int nranks, const CommBody& body, const ulyssesConfig_t* config,
-                                  int seconds) {
+std::vector<std::string> runComms(As as, int nranks, const CommBody& body, const ulyssesConfig_t* config, int seconds) {
   ulyssesUniqueId id;
   std::optional<RendezvousProcess> rendezvous;
   if (as == As::Processes) {

@@ -1,6 +1,5 @@
-// Makes a unique id and serves its rendezvous from a process of its own. Tests that fork ranks take their id from here:
-// they fork from a process without threads, whose locks (the sanitizers' allocators have some) no thread can hold at
-// that moment; the child of such a moment hangs.
+// Makes a unique id and serves its rendezvous from a process of its own. Tests that fork ranks (fork_rank.h) take their
+// id from here, so that no thread runs beside them.
 #pragma once
 
 #include <ulysses/ulysses.h>
