@@ -6,7 +6,7 @@
 #include "base/process.h"
 #include "topology/cuda_driver.h"
 #include "topology/hwloc.h"
-#include "topology/library.h"
+#include "topology/nccl_library.h"
 #include "topology/nvml.h"
 
 namespace ulysses {
@@ -15,13 +15,6 @@ namespace {
 uint64_t namespaceInode(const char* path) {
   struct stat info {};
   return stat(path, &info) == 0 ? info.st_ino : 0;
-}
-
-int ncclVersion() {
-  int (*ncclGetVersion)(int*) = nullptr;
-  if (void* library = openLibrary({"libnccl.so.2"})) lookUp(library, "ncclGetVersion", ncclGetVersion);
-  int version = 0;
-  return ncclGetVersion && ncclGetVersion(&version) == 0 ? version : 0;
 }
 
 void queryGpu(int cudaDevice, RankFacts& facts) {
@@ -38,7 +31,8 @@ void queryGpu(int cudaDevice, RankFacts& facts) {
   else
     facts.failedQueries.push_back(
         {"libnvidia-ml.so.1", "the library can't be loaded; in a container, add the driver capability 'utility'"});
-  facts.ncclVersion = ncclVersion();
+  const std::optional<NcclLibrary> nccl = loadNccl();
+  facts.ncclVersion = nccl ? nccl->version : 0;
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "api/handles.h"
 #include "api/outputs.h"
 #include "bootstrap/control_page.h"
+#include "topology/probe.h"
 #include "transport/fallback_entry.h"
 
 namespace ulysses {
@@ -47,17 +48,50 @@ Status initialise(ulyssesComm_t* comm, int rank, int nranks, const Config& confi
   return {};
 }
 
+// Makes a CUDA device the thread's, and the one before again when it ends. -1: leaves it as it is.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device) : before_(device >= 0 ? currentCudaDevice() : -1) { setCurrentCudaDevice(device); }
+  ~CurrentDevice() { setCurrentCudaDevice(before_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_;
+};
+
+// Which device each rank is to be on; empty where no device memory can come of it.
+Result<std::vector<int>> devicesOf(int ndev, const int* devlist, const Config& config) {
+  const MemoryChoice memory = Parameters::fromEnvironment().memory;
+  const bool host =
+      memory == MemoryChoice::Host || (memory == MemoryChoice::Auto && config.values.memory == ulyssesMemoryHost);
+  const int gpus = host ? 0 : visibleGpuCount();
+  std::vector<int> devices;
+  for (int r = 0; r < ndev && gpus > 0; ++r) {
+    devices.push_back(devlist != nullptr ? devlist[r] : r);
+    if (devices.back() < 0 || devices.back() >= gpus)
+      return Status(ulyssesInvalidArgument,
+                    formatText("rank {} is to be on device {}, and this process sees {} (devices may "
+                               "repeat in devlist)",
+                               r, devices.back(), gpus));
+  }
+  return devices;
+}
+
 // A group runs every rank of CommInitAll at once. A rank that fails before it meets the others gives up its end.
-Status initAll(ulyssesComm_t* comms, int ndev, const Config& config) {
+Status initAll(ulyssesComm_t* comms, int ndev, const int* devlist, const Config& config) {
   ULYSSES_TRY(checkPlace(comms));
   ULYSSES_TRY(checkRanks(0, ndev));
   ULYSSES_TRY(config.status);
+  ULYSSES_ASSIGN(const std::vector<int> devices, devicesOf(ndev, devlist, config));
   std::vector<Allgather> ends = inProcessAllgather(ndev, initDeadline(config));
   group::start();
   Status status;
-  for (int r = 0; r < ndev && status.ok(); ++r)
+  for (int r = 0; r < ndev && status.ok(); ++r) {
+    const CurrentDevice device(devices.empty() ? -1 : devices[static_cast<size_t>(r)]);
     status = initialise(&comms[r], r, ndev, config,
                         [end = std::move(ends[static_cast<size_t>(r)])](Deadline) -> Result<Allgather> { return end; });
+  }
   const Status ended = group::end();
   return status.ok() ? ended : status;
 }
@@ -126,9 +160,9 @@ ulyssesResult_t ulyssesCommInitAll(ulyssesComm_t* comms, int ndev, const int* de
   return ulyssesCommInitAllConfig(comms, ndev, devlist, nullptr);
 }
 
-ulyssesResult_t ulyssesCommInitAllConfig(ulyssesComm_t* comms, int ndev, const int*,
+ulyssesResult_t ulyssesCommInitAllConfig(ulyssesComm_t* comms, int ndev, const int* devlist,
                                          const ulyssesConfig_t* config) {
-  return guarded([&] { return initAll(comms, ndev, Config(config)); });
+  return guarded([&] { return initAll(comms, ndev, devlist, Config(config)); });
 }
 
 ulyssesResult_t ulyssesCommInitOob(ulyssesComm_t* comm, const ulyssesOob_t* oob, const ulyssesConfig_t* config) {
@@ -143,16 +177,21 @@ ulyssesResult_t ulyssesInternalTransport_v1(ulyssesComm_t* comm, const ulyssesOo
     auto fallback = std::make_unique<ForeignFallback>(*transport);
     if (transport->version != ULYSSES_VERSION_CODE)
       return Status(ulyssesInvalidUsage, formatText("libulysses_mpi is of version {}, libulysses of {}",
-                                                     transport->version, ULYSSES_VERSION_CODE));
+                                                    transport->version, ULYSSES_VERSION_CODE));
     return initOob(comm, oob, Config(config), std::move(fallback));
   });
 }
 
-ulyssesResult_t ulyssesCommInitNccl(ulyssesComm_t* comm, struct ncclComm*, const ulyssesConfig_t*) {
+ulyssesResult_t ulyssesCommInitNccl(ulyssesComm_t* comm, struct ncclComm* nccl, const ulyssesConfig_t* config) {
   return guarded([&]() -> Status {
-    if (comm == nullptr) return Status(ulyssesInvalidArgument, "comm is NULL");
-    *comm = nullptr;
-    return Status(ulyssesNotSupported, "this version cannot take over an NCCL communicator; use ulyssesCommInitRank");
+    if (comm != nullptr) *comm = nullptr;
+    if (nccl == nullptr) return Status(ulyssesInvalidArgument, "nccl is NULL");
+    ULYSSES_ASSIGN(const NcclRanks ranks, ncclRanks(nccl));
+    const CurrentDevice device(ranks.device);
+    ULYSSES_ASSIGN(auto object, Communicator::create(ranks.rank, ranks.nranks, ranks.allgather, Config(config),
+                                                     checkPlace(comm), nullptr, nccl));
+    *comm = makeHandle<ulyssesComm>(std::move(object));
+    return {};
   });
 }
 

@@ -176,10 +176,15 @@ Status Communicator::ensureStaging(const Transfer& transfer, std::string* reason
   return {};
 }
 
-Status Communicator::moveByFallback(const Transfer& transfer, const std::string& reason) {
+Status Communicator::refuseFallback(const std::string& reason) const {
   for (int r = 0; r < nranks_; ++r)
     if (contracts_[static_cast<size_t>(r)]->fusedOnly != 0)
       return Status(ulyssesNotSupported, formatText("not fused ({}), and rank {} accepts nothing else (ULYSSES_A2A=fused)", reason, r));
+  return {};
+}
+
+Status Communicator::moveByFallback(const Transfer& transfer, const std::string& reason) {
+  ULYSSES_TRY(refuseFallback(reason));
   if (!fallback_)
     return Status(ulyssesNotSupported, formatText("not fused ({}), and this communicator has no fallback", reason));
   ULYSSES_TRY(fallback_->exchange(transfer));
@@ -295,6 +300,8 @@ Status Communicator::publish(uint32_t window) {
 Status Communicator::releaseWindow(uint32_t window) {
   if (transport_ && transport_->inUse(window))
     return Status(ulyssesInvalidUsage, "an exchange that was launched into this memory is not over yet: wait for its stream, then give the memory back");
+  if (nccl_ && nccl_->busy())
+    return Status(ulyssesInvalidUsage, "an exchange through NCCL is not over yet, and may be one into this memory: wait for its stream, then give the memory back");
   registrar_->release(window);
   return {};
 }
@@ -332,7 +339,7 @@ Result<const Schedule*> Communicator::schedule(Operation operation, const Contra
     policy = plan::policyFacts(policy_, dtype, made);
   }
   if (schedules_.size() == kCachedSchedules) schedules_.pop_back();
-  schedules_.insert(schedules_.begin(), {operation, g, std::make_unique<const Schedule>(std::move(made)), std::move(policy), nullptr});
+  schedules_.insert(schedules_.begin(), {operation, g, std::make_unique<const Schedule>(std::move(made)), std::move(policy), nullptr, nullptr});
   return schedules_.front().schedule.get();
 }
 

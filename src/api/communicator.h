@@ -17,6 +17,7 @@
 #include "plan/schedule.h"
 #include "transport/device.h"
 #include "transport/host.h"
+#include "transport/nccl.h"
 #include "transport/transport.h"
 #include "window/registrar.h"
 
@@ -26,11 +27,11 @@ namespace ulysses {
 struct Call {
   Operation operation{};
   Contract::Geometry geometry;
-  Status local;                       // what is wrong with it on this rank
+  Status local;                        // what is wrong with it on this rank
   const Schedule* schedule = nullptr;  // what moves; null where nothing does or `local` failed
-  const void* const* in = nullptr;    // [operand]
+  const void* const* in = nullptr;     // [operand]
   void* const* out = nullptr;
-  ulyssesStream_t stream = nullptr;    // device memory
+  ulyssesStream_t stream = nullptr;  // device memory
 };
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
@@ -39,7 +40,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // call on this rank already.
   static Result<std::shared_ptr<Communicator>> create(int rank, int nranks, const Allgather& addresses,
                                                       const Config& config, Status local = {},
-                                                      std::unique_ptr<Fallback> fallback = nullptr);
+                                                      std::unique_ptr<Fallback> fallback = nullptr,
+                                                      ncclComm* adopted = nullptr);
   ~Communicator();
 
   int rank() const { return rank_; }
@@ -64,7 +66,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   Status memAlloc(void** ptr, size_t bytes);  // collective
   Status memFree(void* ptr);                  // local
-  // Collective: the caller's own memory as a window, whose number comes out. `local`: what is wrong with the call already.
+  // Collective: the caller's own memory as a window, whose number comes out. `local`: what is wrong with the call
+  // already.
   Status registerWindow(void* buff, size_t bytes, Status local, uint32_t* window);
   Status deregisterWindow(uint32_t window);  // local
 
@@ -80,12 +83,17 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int device() const { return device_; }  // -1 on host memory
   // What the policy has to know of this communicator.
   const plan::PolicyFacts& policyFacts() const { return policy_; }
+  // What a schedule's executions on device memory need, and by which way they go, as all ranks agreed.
+  struct Prepared {
+    std::shared_ptr<DeviceTransport::Prepared> fused;
+    std::shared_ptr<NcclTransport::Prepared> nccl;  // where it is set, this is the way
+    std::string reason;                             // why it is not fused; "" where it is
+  };
   // Collective, on device memory: what a plan's executions need; they share flags and staging for captured launches.
-  Status prepareOnDevice(std::span<const DeviceTransport::Work> works,
-                         std::vector<std::shared_ptr<DeviceTransport::Prepared>>* prepared);
+  Status prepareOnDevice(std::span<const DeviceTransport::Work> works, std::vector<Prepared>* prepared);
   // Local, on device memory: launches and waits for nothing.
-  Status executeOnDevice(DeviceTransport::Prepared* prepared, const Call& call);
-  const DeviceTransport::Info& infoOf(const DeviceTransport::Prepared& prepared) const { return transport_->infoOf(prepared); }
+  Status executeOnDevice(const Prepared& prepared, const Call& call);
+  void describe(const Prepared& prepared, size_t largestPayload, ulyssesPlanInfo_t& info) const;
 
   uint64_t nextPlanNumber() { return nextPlan_++; }
   uint64_t nextParamNumber() { return nextParam_++; }
@@ -108,13 +116,19 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   Communicator(int rank, int nranks) : rank_(rank), nranks_(nranks) {}
   Status perform(const Call& call);
+  struct CachedSchedule;
   Status performOnDevice(const Call& call);
+  Status launchMessages(NcclTransport::Prepared& prepared, const Call& call);
+  Status moveByNccl(const Call& call, CachedSchedule& cached, const std::string& reason, Deadline deadline);
+  std::string ncclRefusal() const;  // "" where NCCL can be the fallback; the same on all ranks
+  // Collective: why a plan made now will not be fused, the same on all ranks; "" where it will.
+  Status agreeWhyNotFused(std::string* reason, bool* fusedOnly, Deadline deadline);
   // On device memory: in a group a call returns when its data is there, unless the stream records it.
   Status waitInGroup(ulyssesStream_t stream);
   // Collective, the contract agreed: makes a window known to the kernels, or undoes it.
   Status publish(uint32_t window);
   Status releaseWindow(uint32_t window);  // local
-  Status launchPlanned(DeviceTransport::Prepared* prepared, const Call& call, Status local);
+  Status launchPlanned(const Prepared& prepared, const Call& call, Status local);
   Status chooseMemory(uint32_t requested, Deadline deadline);
   Status setUpDevice(size_t capBytes, Deadline deadline);
   void dumpOnce(std::string_view why);  // on the first failure that ends the communicator, unless ULYSSES_DUMP_DIR=off
@@ -130,10 +144,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status agree(const Call& call, Contract& mine, Judgement* judgement, Deadline deadline, bool small = false);
   Status move(const Call& call, const Judgement& judgement, bool small, Deadline deadline);
   Status moveFused(const Transfer& transfer, bool mayFail);  // mayFail: the same on all ranks
-  // Sees to a staging window that this transfer can use; pure in the contracts. Sets `reason` where there is none. Memory
-  // that could not be had is a failure of this transfer alone, the same on all ranks: the next one tries again.
+  // Sees to a staging window that this transfer can use; pure in the contracts. Sets `reason` where there is none.
+  // Memory that could not be had is a failure of this transfer alone, the same on all ranks: the next one tries again.
   Status ensureStaging(const Transfer& transfer, std::string* reason);
   Status moveByFallback(const Transfer& transfer, const std::string& reason);
+  Status refuseFallback(const std::string& reason) const;  // where a rank accepts the fused path alone
   uint32_t ineligibleBits() const;
   void noteCall(bool fused, const char* path, std::string_view reason);
 
@@ -150,6 +165,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::unique_ptr<Registrar> registrar_;  // null where memory cannot be shared
   std::unique_ptr<HostTransport> host_;
   std::unique_ptr<DeviceTransport> transport_;  // of device memory; null where it cannot be fused
+  std::unique_ptr<NcclTransport> nccl_;         // device memory's fallback; null on host memory and for one rank
+  ncclComm* adopted_ = nullptr;                 // the caller's NCCL communicator
   int device_ = -1, ranksPerDevice_ = 0;
   std::vector<std::string> gpus_;  // of all ranks, on device memory
   plan::PolicyFacts policy_;
@@ -175,6 +192,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     std::unique_ptr<const Schedule> schedule;
     plan::PolicyFacts policy;
     std::shared_ptr<DeviceTransport::Prepared> prepared;
+    std::shared_ptr<NcclTransport::Prepared> messages;
   };
   std::vector<CachedSchedule> schedules_;  // most recently used first
 

@@ -6,6 +6,7 @@
 #include "api/communicator.h"
 #include "api/entry.h"
 #include "api/group.h"
+#include "base/checked.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "bootstrap/gather_values.h"
@@ -19,14 +20,23 @@ namespace {
 
 // Tells eager calls apart, the same on all ranks.
 uint64_t identityOf(Operation operation, const Contract::Geometry& g) {
-  return contractHash({static_cast<uint64_t>(operation), g.direction, g.dtype, g.batch, g.seq, g.heads, g.headDim, g.object,
-                       g.version});
+  return contractHash({static_cast<uint64_t>(operation), g.direction, g.dtype, g.batch, g.seq, g.heads, g.headDim,
+                       g.object, g.version});
 }
 
 // "NVIDIA H200" is an H200 to the tuning table.
 std::string architectureOf(const std::string& name) {
   constexpr std::string_view kMaker = "NVIDIA ";
   return name.compare(0, kMaker.size(), kMaker) == 0 ? name.substr(kMaker.size()) : name;
+}
+
+bool endsCommunicator(const Status& status) {
+  return status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError;
+}
+
+Status noFallback(const std::string& reason, const std::string& refusal) {
+  return Status(ulyssesNotSupported,
+                formatText("not fused ({}), and this communicator has no fallback ({})", reason, refusal));
 }
 
 }  // namespace
@@ -36,7 +46,8 @@ Status Communicator::chooseMemory(uint32_t requested, Deadline deadline) {
   struct Asked {
     uint32_t memory, gpus;
   };
-  const Asked mine{requested, requested == ulyssesMemoryHost ? 0u : static_cast<uint32_t>(std::max(0, visibleGpuCount()))};
+  const Asked mine{requested,
+                   requested == ulyssesMemoryHost ? 0u : static_cast<uint32_t>(std::max(0, visibleGpuCount()))};
   std::vector<Asked> asked;
   ULYSSES_TRY(gatherValues(mine, asked, *channel_, deadline));
   uint32_t memory = ulyssesMemoryAuto;
@@ -46,8 +57,10 @@ Status Communicator::chooseMemory(uint32_t requested, Deadline deadline) {
     anyGpu = anyGpu || theirs.gpus != 0;
     if (theirs.memory == ulyssesMemoryAuto) continue;
     if (memory != ulyssesMemoryAuto && memory != theirs.memory)
-      return Status(ulyssesInvalidUsage, formatText("rank {} asks for other memory than the ranks before it: host memory and "
-                                                    "device memory do not mix in one communicator", r));
+      return Status(ulyssesInvalidUsage,
+                    formatText("rank {} asks for other memory than the ranks before it: host memory and "
+                               "device memory do not mix in one communicator",
+                               r));
     memory = theirs.memory;
   }
   if (memory == ulyssesMemoryHost || (memory == ulyssesMemoryAuto && !anyGpu)) return {};
@@ -63,8 +76,10 @@ Status Communicator::chooseMemory(uint32_t requested, Deadline deadline) {
   std::vector<RankFacts> ranks;
   for (int r = 0; r < nranks_; ++r) {
     const Bytes& b = all[static_cast<size_t>(r)];
-    ULYSSES_ASSIGN(FactsFile theirs, factsFromJson({reinterpret_cast<const char*>(b.data()), b.size()}, formatText("the facts of rank {}", r)));
-    if (theirs.ranks.size() != 1) return Status(ulyssesInternalError, formatText("rank {} sent facts of several ranks", r));
+    ULYSSES_ASSIGN(FactsFile theirs, factsFromJson({reinterpret_cast<const char*>(b.data()), b.size()},
+                                                   formatText("the facts of rank {}", r)));
+    if (theirs.ranks.size() != 1)
+      return Status(ulyssesInternalError, formatText("rank {} sent facts of several ranks", r));
     ranks.push_back(std::move(theirs.ranks[0]));
   }
   const Verdict verdict = decide(ranks, static_cast<ulyssesMemory_t>(memory));
@@ -84,6 +99,19 @@ Status Communicator::chooseMemory(uint32_t requested, Deadline deadline) {
 
 // Windows and kernels. What fails here leaves the communicator to its fallback, on all ranks.
 Status Communicator::setUpDevice(size_t capBytes, Deadline deadline) {
+  if (nranks_ > 1) {
+    NcclTransport::Setup setup{};
+    setup.rank = rank_;
+    setup.nranks = nranks_;
+    setup.device = device_;
+    setup.ranksPerDevice = ranksPerDevice_;
+    setup.stagingLimit = capBytes;
+    setup.timeoutMs = timeoutMs_;
+    setup.channel = channel_.get();
+    setup.agreement = agreement_.get();
+    setup.adopted = adopted_;
+    ULYSSES_ASSIGN(nccl_, NcclTransport::create(setup, deadline));
+  }
   if (!noWindows_.empty()) return {};
   registrar_ = std::make_unique<Registrar>(rank_, nranks_, makeDeviceProvider(device_), capBytes);
   DeviceTransport::Setup setup{};
@@ -120,56 +148,139 @@ Status Communicator::performOnDevice(const Call& call) {
   mine.capturing = isCapturing(call.stream);
   const auto cached = std::find_if(schedules_.begin(), schedules_.end(),
                                    [&](const CachedSchedule& c) { return c.schedule.get() == call.schedule; });
-  mine.prepared = cached != schedules_.end() && cached->prepared != nullptr;
+  if (cached != schedules_.end())
+    mine.prepared = (cached->prepared ? kPreparedFused : 0u) | (cached->messages ? kPreparedFallback : 0u);
   Status local = call.local;
   if (local.ok() && transport_) local = transport_->takeError();
+  if (local.ok() && nccl_) local = nccl_->takeError();
   for (size_t i = 0; i < call.geometry.operands; ++i)
     mine.out[i] = local.ok() && registrar_ ? registrar_->locate(call.out[i], call.schedule->outExtent[i]) : Location{};
   mine.setLocalStatus(local);
   Judgement judgement;
   ULYSSES_TRY(agree(call, mine, &judgement, deadline));
   if (!judgement.status.ok()) return judgement.status;
-  ULYSSES_TRY(judgeCapture(contracts_));
-  if (call.schedule->empty()) return {};
-  if (!judgement.fused || !transport_) {
-    const Transfer transfer{*call.schedule, call.in, call.out, contracts_, deadline};
-    return moveByFallback(transfer, judgement.fused ? noWindows_ : judgement.reason);
-  }
-  std::shared_ptr<DeviceTransport::Prepared> prepared = mine.prepared ? cached->prepared : nullptr;
   // A rank may have forgotten what another still holds: then all make it anew.
-  bool allPrepared = true;
-  for (const Contract* c : contracts_) allPrepared = allPrepared && c->prepared != 0;
-  if (!allPrepared) {
+  const bool ready = allPrepared(contracts_, kPreparedFused);
+  std::string reason = !judgement.fused ? judgement.reason : transport_ ? "" : noWindows_;
+  const auto refusal = [&] { return anyPlainOutput(contracts_) ? transport_->infoOf(*cached->prepared).refusal : ""; };
+  if (reason.empty() && ready) reason = refusal();
+  ULYSSES_TRY(judgeCapture(contracts_, reason.empty() ? kPreparedFused : kPreparedFallback));
+  if (call.schedule->empty()) return {};
+  if (reason.empty() && !ready) {
     std::vector<std::shared_ptr<DeviceTransport::Prepared>> made;
     const DeviceTransport::Work work{call.schedule, identityOf(call.operation, call.geometry), cached->policy};
-    ULYSSES_TRY(transport_->prepare(std::span(&work, 1), DeviceTransport::Capture::Shared, &made, deadline));
-    prepared = cached->prepared = made[0];
+    const Status prepared = transport_->prepare(std::span(&work, 1), DeviceTransport::Capture::Shared, &made, deadline);
+    if (!prepared.ok() && (endsCommunicator(prepared) || !ncclRefusal().empty())) return prepared;
+    if (prepared.ok()) cached->prepared = made[0];
+    reason = prepared.ok() ? refusal() : prepared.message();
   }
-  const std::string& refusal = transport_->infoOf(*prepared).refusal;
-  if (!refusal.empty() && anyPlainOutput(contracts_)) {
-    const Transfer transfer{*call.schedule, call.in, call.out, contracts_, deadline};
-    return moveByFallback(transfer, refusal);
-  }
-  ULYSSES_TRY(transport_->launch(*prepared, true, call.in, call.out, call.stream));
+  if (!reason.empty()) return moveByNccl(call, *cached, reason, deadline);
+  ULYSSES_TRY(transport_->launch(*cached->prepared, true, call.in, call.out, call.stream));
   noteCall(true, transport_->lastWasDirect() ? "direct" : "staged", "");
   return waitInGroup(call.stream);
+}
+
+std::string Communicator::ncclRefusal() const {
+  return nccl_ ? nccl_->refusal() : "one rank";
+}
+
+Status Communicator::moveByNccl(const Call& call, CachedSchedule& cached, const std::string& reason,
+                                Deadline deadline) {
+  ULYSSES_TRY(refuseFallback(reason));
+  if (const std::string refusal = ncclRefusal(); !refusal.empty()) return noFallback(reason, refusal);
+  if (!allPrepared(contracts_, kPreparedFallback)) {
+    std::vector<std::shared_ptr<NcclTransport::Prepared>> made;
+    const Schedule* const schedule = call.schedule;
+    ULYSSES_TRY(nccl_->prepare(std::span(&schedule, 1), DeviceTransport::Capture::Shared, &made, deadline));
+    cached.messages = made[0];
+  }
+  ULYSSES_TRY(launchMessages(*cached.messages, call));
+  noteCall(false, "nccl", reason);
+  return waitInGroup(call.stream);
+}
+
+// A rank that launches nothing where its peers do ends the communicator: nothing on the device tells them.
+Status Communicator::launchMessages(NcclTransport::Prepared& prepared, const Call& call) {
+  const Status launched = call.local.ok() ? nccl_->launch(prepared, call.in, call.out, call.stream) : call.local;
+  if (!launched.ok()) abort();
+  return launched;
 }
 
 Status Communicator::waitInGroup(ulyssesStream_t stream) {
   return group::running() && !isCapturing(stream) ? synchroniseStream(stream) : Status();
 }
 
-Status Communicator::prepareOnDevice(std::span<const DeviceTransport::Work> works,
-                                     std::vector<std::shared_ptr<DeviceTransport::Prepared>>* prepared) {
-  const std::lock_guard lock(calls_);
-  if (!transport_) {
-    prepared->resize(works.size());
-    return {};
+Status Communicator::agreeWhyNotFused(std::string* reason, bool* fusedOnly, Deadline deadline) {
+  struct Wish {
+    uint32_t ineligible, fusedOnly;
+  };
+  std::vector<Wish> wishes;
+  ULYSSES_TRY(gatherValues(Wish{ineligibleBits(), parameters_.a2a == A2AMode::Fused}, wishes, *channel_, deadline));
+  std::vector<Contract> contracts(wishes.size());
+  std::vector<const Contract*> pointers;
+  for (size_t r = 0; r < wishes.size(); ++r) {
+    contracts[r].ineligible = wishes[r].ineligible;
+    pointers.push_back(&contracts[r]);
+    *fusedOnly = *fusedOnly || wishes[r].fusedOnly != 0;
   }
-  return transport_->prepare(works, DeviceTransport::Capture::Own, prepared, callDeadline());
+  const Judgement judgement = judge(pointers);
+  *reason = !judgement.fused ? judgement.reason : transport_ ? "" : noWindows_;
+  return {};
 }
 
-Status Communicator::executeOnDevice(DeviceTransport::Prepared* prepared, const Call& call) {
+Status Communicator::prepareOnDevice(std::span<const DeviceTransport::Work> works, std::vector<Prepared>* prepared) {
+  const std::lock_guard lock(calls_);
+  const Deadline deadline = callDeadline();
+  prepared->assign(works.size(), {});
+  std::string reason;
+  bool fusedOnly = false;
+  ULYSSES_TRY(agreeWhyNotFused(&reason, &fusedOnly, deadline));
+  const bool fallback = !fusedOnly && ncclRefusal().empty();
+  if (reason.empty()) {
+    std::vector<std::shared_ptr<DeviceTransport::Prepared>> made;
+    const Status status = transport_->prepare(works, DeviceTransport::Capture::Own, &made, deadline);
+    if (!status.ok() && (endsCommunicator(status) || !fallback)) return status;
+    if (!status.ok()) reason = status.message();
+    for (size_t i = 0; i < works.size() && status.ok(); ++i)
+      (*prepared)[i] = {made[i], nullptr, transport_->infoOf(*made[i]).refusal};
+  }
+  std::vector<const Schedule*> schedules;
+  std::vector<Prepared*> refused;
+  for (size_t i = 0; i < works.size(); ++i) {
+    Prepared& p = (*prepared)[i];
+    if (!reason.empty()) p.reason = reason;
+    if (p.reason.empty() || !fallback) continue;
+    schedules.push_back(works[i].schedule);
+    refused.push_back(&p);
+  }
+  if (refused.empty()) return {};
+  std::vector<std::shared_ptr<NcclTransport::Prepared>> made;
+  ULYSSES_TRY(nccl_->prepare(schedules, DeviceTransport::Capture::Own, &made, deadline));
+  for (size_t i = 0; i < refused.size(); ++i) refused[i]->nccl = made[i];
+  return {};
+}
+
+void Communicator::describe(const Prepared& prepared, size_t largestPayload, ulyssesPlanInfo_t& info) const {
+  std::snprintf(info.path, sizeof info.path, "%s",
+                prepared.nccl             ? "nccl"
+                : prepared.reason.empty() ? "fused"
+                                          : "fallback");
+  std::snprintf(info.reason, sizeof info.reason, "%s", prepared.reason.c_str());
+  if (prepared.nccl) {
+    const NcclTransport::Info nccl = nccl_->infoOf(*prepared.nccl);
+    info.chunkBytes = nccl.chunkBytes;
+    info.chunks = nccl.rounds;
+  }
+  if (prepared.nccl || !prepared.fused) return;
+  const DeviceTransport::Info& device = transport_->infoOf(*prepared.fused);
+  if (prepared.reason.empty()) std::snprintf(info.reason, sizeof info.reason, "%s", device.reason.c_str());
+  info.windowBytes = device.stagingBytes;
+  info.ctas = static_cast<int>(device.ctas);
+  info.chunkBytes = device.tileBytes * device.ctas;
+  info.chunks = device.small || info.chunkBytes == 0 ? 1 : static_cast<int>(ceilDiv(largestPayload, info.chunkBytes));
+}
+
+Status Communicator::executeOnDevice(const Prepared& prepared, const Call& call) {
   Entry entry(*this);
   recorder_->begin(call.operation, call.geometry);
   Status status = launchPlanned(prepared, call, entry.check());
@@ -177,22 +288,23 @@ Status Communicator::executeOnDevice(DeviceTransport::Prepared* prepared, const 
   return status.ok() ? waitInGroup(call.stream) : status;
 }
 
-Status Communicator::launchPlanned(DeviceTransport::Prepared* prepared, const Call& call, Status local) {
-  if (local.ok()) local = call.local;
-  if (nranks_ == 1) {
-    Call alone = call;
-    alone.local = local;
-    return runAlone(alone);
+Status Communicator::launchPlanned(const Prepared& prepared, const Call& call, Status local) {
+  Call checked = call;
+  if (!local.ok()) checked.local = local;
+  if (nranks_ == 1) return runAlone(checked);
+  if (call.schedule->empty()) return checked.local;
+  if (prepared.nccl) {
+    ULYSSES_TRY(nccl_->takeError());
+    ULYSSES_TRY(launchMessages(*prepared.nccl, checked));
+    noteCall(false, "nccl", prepared.reason);
+    return {};
   }
-  if (call.schedule->empty()) return local;
-  if (!transport_ || prepared == nullptr)
-    return Status(ulyssesNotSupported, formatText("not fused ({}), and this communicator has no fallback", noWindows_));
-  if (ineligibleBits() != 0)
-    return Status(ulyssesNotSupported, "not fused (switched off), and this communicator has no fallback");
+  if (!prepared.fused) return noFallback(prepared.reason, ncclRefusal());
+  local = checked.local;
   // What an earlier exchange met is told, and must not make this one wrong: ranks learn of it at different times.
   const Status earlier = transport_->takeError();
   if (local.ok() && earlier.code() != ulyssesMismatch) local = earlier;
-  const Status launched = transport_->launch(*prepared, local.ok(), call.in, call.out, call.stream);
+  const Status launched = transport_->launch(*prepared.fused, local.ok(), call.in, call.out, call.stream);
   if (!local.ok()) return local;
   ULYSSES_TRY(launched);
   ULYSSES_TRY(earlier);

@@ -41,9 +41,10 @@ Status checkMemory([[maybe_unused]] uint32_t memory) {
 
 Result<std::shared_ptr<Communicator>> Communicator::create(int rank, int nranks, const Allgather& addresses,
                                                            const Config& config, Status local,
-                                                           std::unique_ptr<Fallback> fallback) {
+                                                           std::unique_ptr<Fallback> fallback, ncclComm* adopted) {
   std::shared_ptr<Communicator> comm(new Communicator(rank, nranks));
   comm->fallback_ = std::move(fallback);
+  comm->adopted_ = adopted;
   comm->config_ = config;
   if (local.ok()) local = config.status;
   ULYSSES_TRY(comm->setUp(addresses, std::move(local)));
@@ -109,6 +110,8 @@ Status Communicator::setUp(const Allgather& addresses, Status local) {
   if (!channel_->passesFds()) noWindows_ = "memory cannot be shared with every rank";
   if (nranks_ > 1 && channel_->passesFds()) ULYSSES_TRY(shareControlPage(deadline));
   if (nranks_ > 1 && !channel_->passesFds()) agreement_ = makeWireAgreement(*channel_);
+  if (adopted_ != nullptr && !onDevice())
+    return Status(ulyssesInvalidUsage, "a communicator over NCCL's is for device memory, and host memory was asked for");
   if (onDevice()) {
     fallback_.reset();  // what libulysses_mpi brings moves host memory
     ULYSSES_TRY(setUpDevice(cap, deadline));
@@ -191,7 +194,7 @@ void Communicator::describe(ulyssesCommInfo_t& info) {
   info.singleHost = channel_->nHosts() == 1;
   info.lsa = lsa_;
   info.ranksPerDevice = ranksPerDevice_;
-  info.ncclVersion = 0;
+  info.ncclVersion = nccl_ ? nccl_->version() : 0;
   info.windowBytes = registrar_ ? registrar_->usedBytes() : 0;
   info.windowCapBytes = registrar_ ? registrar_->capBytes() : 0;
   info.fusedCalls = fusedCalls_;
@@ -226,13 +229,15 @@ Status Communicator::asyncError() {
   if (!agreement_) return {};
   const std::unique_lock lock(calls_, std::try_to_lock);
   if (!lock.owns_lock()) return {};  // a call in progress reports for itself
-  const Status onDevice = transport_ ? transport_->takeError() : Status();
+  Status onDevice = transport_ ? transport_->takeError() : Status();
+  if (onDevice.ok() && nccl_) onDevice = nccl_->takeError();
   return onDevice.ok() ? agreement_->asyncError() : onDevice;
 }
 
 void Communicator::abort() {
   dumpOnce("aborted here");
   if (transport_) transport_->abort();
+  if (nccl_) nccl_->abort();
   if (agreement_) agreement_->abort();
 }
 
@@ -242,6 +247,7 @@ void Communicator::depart() {
 
 Communicator::~Communicator() {
   transport_.reset();  // its kernels end before this rank is gone
+  nccl_.reset();
   depart();
 }
 

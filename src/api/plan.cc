@@ -49,7 +49,7 @@ Result<std::shared_ptr<Plan>> Plan::create(std::span<const ulyssesA2ADesc_t> des
   if (comm->onDevice() && nranks > 1) {
     const std::shared_ptr<Plan> inverse = plan->inverse();
     const DeviceTransport::Work works[] = {plan->work(), inverse->work()};
-    std::vector<std::shared_ptr<DeviceTransport::Prepared>> prepared;
+    std::vector<Communicator::Prepared> prepared;
     ULYSSES_TRY(comm->prepareOnDevice(works, &prepared));
     plan->prepared_ = prepared[0];
     plan->inversePrepared_ = prepared[1];
@@ -102,7 +102,7 @@ Status Plan::execute(const void* const in[], void* const out[], ulyssesStream_t 
   call.in = in;
   call.out = out;
   call.stream = stream;
-  return comm_->onDevice() ? comm_->executeOnDevice(prepared_.get(), call) : comm_->run(call);
+  return comm_->onDevice() ? comm_->executeOnDevice(prepared_, call) : comm_->run(call);
 }
 
 void Plan::describe(ulyssesPlanInfo_t& info) const {
@@ -114,17 +114,7 @@ void Plan::describe(ulyssesPlanInfo_t& info) const {
     const layout::LocalShape shape = localShape(o, comm_->rank(), layout::Side::In);
     if (shape.batch != 0) info.planeBytes = std::max(info.planeBytes, dataBytes(shape) / shape.batch);
   }
-  if (prepared_) {
-    const DeviceTransport::Info& device = comm_->infoOf(*prepared_);
-    const std::string& why = !reason.empty() ? reason : !device.refusal.empty() ? device.refusal : device.reason;
-    std::snprintf(info.path, sizeof info.path, "%s", reason.empty() && device.refusal.empty() ? "fused" : "fallback");
-    std::snprintf(info.reason, sizeof info.reason, "%s", why.c_str());
-    info.windowBytes = device.stagingBytes;
-    info.ctas = static_cast<int>(device.ctas);
-    info.chunkBytes = device.tileBytes * device.ctas;
-    info.chunks = device.small || info.chunkBytes == 0 ? 1 : static_cast<int>(ceilDiv(schedule_.largestPayload, info.chunkBytes));
-    return;
-  }
+  if (comm_->onDevice() && comm_->nranks() > 1) return comm_->describe(prepared_, schedule_.largestPayload, info);
   info.windowBytes = comm_->stagingBytes();
   info.chunkBytes = comm_->stagingChunkBytes();
   info.chunks = info.chunkBytes == 0 ? 0 : static_cast<int>(ceilDiv(schedule_.largestPayload, info.chunkBytes));

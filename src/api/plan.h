@@ -36,8 +36,8 @@ class Plan : public std::enable_shared_from_this<Plan> {
   ulyssesDataType_t dtype_;
   std::vector<bool> gradTracked_;  // by operand
   Schedule schedule_;
-  // Device memory: this plan's kernels' tables, and its inverse's, made with it because an inverse is made locally.
-  std::shared_ptr<DeviceTransport::Prepared> prepared_, inversePrepared_;
+  // Device memory: what this plan's executions need, and its inverse's, made with it because an inverse is made locally.
+  Communicator::Prepared prepared_, inversePrepared_;
 };
 
 }  // namespace ulysses

@@ -109,7 +109,11 @@ bool anyPlainOutput(std::span<const Contract* const> contracts) {
   return std::any_of(contracts.begin(), contracts.end(), [](const Contract* c) { return c->anyPlainOutput(); });
 }
 
-Status judgeCapture(std::span<const Contract* const> contracts) {
+bool allPrepared(std::span<const Contract* const> contracts, PreparedFor path) {
+  return std::all_of(contracts.begin(), contracts.end(), [&](const Contract* c) { return (c->prepared & path) != 0; });
+}
+
+Status judgeCapture(std::span<const Contract* const> contracts, PreparedFor path) {
   const auto first = [&](auto which) { return std::find_if(contracts.begin(), contracts.end(), which) - contracts.begin(); };
   const auto end = static_cast<std::ptrdiff_t>(contracts.size());
   const std::ptrdiff_t records = first([](const Contract* c) { return c->capturing != 0; });
@@ -118,7 +122,7 @@ Status judgeCapture(std::span<const Contract* const> contracts) {
   if (runs != end)
     return Status(ulyssesInvalidUsage, formatText("rank {} records a graph and rank {} does not: an eager call agrees on the "
                                                   "host, so all ranks record it or none does", records, runs));
-  const std::ptrdiff_t unprepared = first([](const Contract* c) { return c->prepared == 0; });
+  const std::ptrdiff_t unprepared = first([&](const Contract* c) { return (c->prepared & path) == 0; });
   if (unprepared == end) return {};
   return Status(ulyssesInvalidUsage, formatText("rank {} records a graph and has not made this call before: make it once "
                                                 "outside a capture, or capture the execution of a plan", unprepared));

@@ -36,6 +36,9 @@ enum Ineligible : uint32_t {
   kPathForced = 1u << 3,  // ULYSSES_PATH asks for the fallback
 };
 
+// What a rank holds for a call on device memory from an earlier one of the same shape, as bits of Contract::prepared.
+enum PreparedFor : uint32_t { kPreparedFused = 1u << 0, kPreparedFallback = 1u << 1 };
+
 constexpr size_t kMaxOperands = 64;
 
 struct Contract {
@@ -59,7 +62,7 @@ struct Contract {
   uint32_t fusedOnly = 0;  // ULYSSES_A2A=fused: rather an error than the fallback
   uint32_t kernelRevision = 0;
   uint32_t capturing = 0;       // the stream records a graph
-  uint32_t prepared = 0;        // this rank holds what kernels need for this call, captured or not
+  uint32_t prepared = 0;        // this rank holds what this call needs, captured or not: bits of PreparedFor
   uint64_t freeWindowBytes = 0;   // what this rank may still register, its staging window given back
   uint64_t firstStagingBytes = 0;  // how large it wants the first staging window (0: as the policy says)
 
@@ -95,8 +98,9 @@ Judgement judge(std::span<const Contract* const> contracts);
 bool anyPlainOutput(std::span<const Contract* const> contracts);
 
 // Whether an eager call may be recorded in a graph, or made at all while others record: only where all do, and all hold
-// what kernels need for it. Else ulyssesInvalidUsage.
-Status judgeCapture(std::span<const Contract* const> contracts);
+// what the path needs that it takes. Else ulyssesInvalidUsage.
+Status judgeCapture(std::span<const Contract* const> contracts, PreparedFor path);
+bool allPrepared(std::span<const Contract* const> contracts, PreparedFor path);
 
 // The text of a difference: "rank 0 has seq 8, rank 1 has 16".
 std::string differenceText(const char* field, int rankA, const std::string& a, int rankB, const std::string& b);

@@ -23,6 +23,7 @@
 #include "plan/contract_hash.h"
 #include "plan/launch_shape.h"
 #include "transport/cta_account.h"
+#include "transport/cuda_support.h"
 #include "window/ipc.h"
 
 namespace ulysses {
@@ -34,51 +35,6 @@ constexpr size_t kStagingsInCap = 8;             // every plan has its own, besi
 constexpr size_t kRecordedStaging = size_t{16} << 20;  // of all recorded eager calls: it can't grow under their graphs
 constexpr auto kLook = std::chrono::milliseconds(20);
 constexpr auto kGrace = std::chrono::milliseconds(200);  // for the kernels of a rank that has gone in good order
-
-Status cudaStatus(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return {};
-  (void)cudaGetLastError();
-  const bool memory = error == cudaErrorMemoryAllocation;
-  return Status(memory ? ulyssesOutOfMemory : ulyssesUnhandledCudaError,
-                formatText("{}: {}", what, cudaGetErrorString(error)));
-}
-#define ULYSSES_CUDA(call) ULYSSES_TRY(cudaStatus((call), #call))
-
-struct DeviceFree {
-  void operator()(void* p) const { (void)cudaFree(p); }
-};
-using DeviceBuffer = std::unique_ptr<void, DeviceFree>;
-
-Result<DeviceBuffer> deviceBuffer(size_t bytes) {
-  void* p = nullptr;
-  ULYSSES_TRY(cudaStatus(cudaMalloc(&p, bytes), "device memory for tables"));
-  DeviceBuffer buffer(p);
-  ULYSSES_CUDA(cudaMemset(p, 0, bytes));
-  return buffer;
-}
-
-// Makes the device current for a launch. The context is there already, so unlike DeviceGuard this does nothing where
-// the device is current.
-class LaunchGuard {
- public:
-  explicit LaunchGuard(int device) {
-    int now = -1;
-    status_ = cudaStatus(cudaGetDevice(&now), "cudaGetDevice");
-    if (!status_.ok() || now == device) return;
-    status_ = cudaStatus(cudaSetDevice(device), "cudaSetDevice");
-    before_ = now;
-  }
-  ~LaunchGuard() {
-    if (before_ >= 0 && cudaSetDevice(before_) != cudaSuccess) (void)cudaGetLastError();
-  }
-  LaunchGuard(const LaunchGuard&) = delete;
-  LaunchGuard& operator=(const LaunchGuard&) = delete;
-  const Status& status() const { return status_; }
-
- private:
-  int before_ = -1;
-  Status status_;
-};
 
 // Flags, staging and epoch: what one chain of launches needs.
 struct Chain {

@@ -1,6 +1,7 @@
 // Builds without CUDA: no device memory.
 #ifndef ULYSSES_HAVE_CUDA
 #include "transport/device.h"
+#include "transport/nccl.h"
 
 namespace ulysses {
 
@@ -13,6 +14,12 @@ Status synchroniseStream(ulyssesStream_t) { return {}; }
 Result<std::unique_ptr<DeviceTransport>> DeviceTransport::create(const Setup&, Deadline) {
   return Status(ulyssesNotSupported, "this library was built without CUDA");
 }
+
+Result<std::unique_ptr<NcclTransport>> NcclTransport::create(const Setup&, Deadline) {
+  return Status(ulyssesNotSupported, "this library was built without CUDA");
+}
+
+Result<NcclRanks> ncclRanks(ncclComm*) { return Status(ulyssesNotSupported, "this library was built without CUDA"); }
 
 std::unique_ptr<WindowProvider> makeDeviceProvider(int) { return nullptr; }
 

@@ -14,18 +14,6 @@ namespace {
 constexpr Shape kSmall{2, 4, 4, 3, 4};      // fits the small path
 constexpr Shape kStaged{2, 900, 4, 31, 4};  // does not
 
-// Eager, to plain outputs and back, every byte checked.
-std::string roundTrip(const Shape& t, int P, int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) {
-  DeviceTensor in(sequenceSide(t, P, rank)), out(headSide(t, P, rank).size()), back(in.content().size());
-  settle(meeting);
-  EXPECT_OK(exchange(t, in.data(), out.data(), ulyssesScatterHeads, comm, stream));
-  EXPECT_OK(exchange(t, out.data(), back.data(), ulyssesGatherHeads, comm, stream));
-  EXPECT_RANK(finish(stream, meeting));
-  EXPECT_RANK(out.content() == headSide(t, P, rank) && out.intact());
-  EXPECT_RANK(back.content() == in.content() && back.intact());
-  return "";
-}
-
 constexpr Shape kMedium{1, 1200, 8, 32, 2};  // staged, over several tiles
 
 // Planes of 2-byte elements, headDim 128 or the like, that P divides, with values written and checked on the device.

@@ -206,6 +206,18 @@ inline ulyssesResult_t exchange(const Shape& t, const void* in, void* out, ulyss
   return ulyssesA2A(in, out, t.B, t.S, t.H, t.D, typeOf(t.elementBytes), direction, comm, stream);
 }
 
+// Eager, to plain outputs and back, every byte checked.
+inline std::string roundTrip(const Shape& t, int P, int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) {
+  DeviceTensor in(sequenceSide(t, P, rank)), out(headSide(t, P, rank).size()), back(in.content().size());
+  settle(meeting);
+  EXPECT_OK(exchange(t, in.data(), out.data(), ulyssesScatterHeads, comm, stream));
+  EXPECT_OK(exchange(t, out.data(), back.data(), ulyssesGatherHeads, comm, stream));
+  EXPECT_RANK(finish(stream, meeting));
+  EXPECT_RANK(out.content() == headSide(t, P, rank) && out.intact());
+  EXPECT_RANK(back.content() == in.content() && back.intact());
+  return "";
+}
+
 // Whether the last error of this thread's calls says it.
 inline bool lastErrorSays(const std::string& text) { return std::string(ulyssesGetLastError()).find(text) != std::string::npos; }
 
