@@ -35,6 +35,7 @@ std::optional<NcclLibrary> loadNccl() {
   ULYSSES_LOOK_UP(ncclCommUserRank);
   ULYSSES_LOOK_UP(ncclCommCuDevice);
   ULYSSES_LOOK_UP(ncclAllGather);
+  ULYSSES_LOOK_UP(ncclAlltoAll);
   ULYSSES_LOOK_UP(ncclSend);
   ULYSSES_LOOK_UP(ncclRecv);
   ULYSSES_LOOK_UP(ncclGroupStart);

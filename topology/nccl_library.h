@@ -31,6 +31,7 @@ struct NcclLibrary {
   Result (*ncclCommCuDevice)(const ncclComm* comm, int* device) = nullptr;
   Result (*ncclAllGather)(const void* send, void* recv, size_t count, int type, ncclComm* comm,
                           CUstream_st* stream) = nullptr;
+  Result (*ncclAlltoAll)(const void* send, void* recv, size_t count, int type, ncclComm* comm, CUstream_st* stream) = nullptr;  // 2.28
   Result (*ncclSend)(const void* buffer, size_t count, int type, int peer, ncclComm* comm,
                      CUstream_st* stream) = nullptr;
   Result (*ncclRecv)(void* buffer, size_t count, int type, int peer, ncclComm* comm, CUstream_st* stream) = nullptr;

@@ -6,9 +6,10 @@
 
 #include "a2a/exchange.h"
 #include "a2a/mpi_exchange.h"
-#include "a2a/permuted_copies.h"
+#include "a2a/permuted.h"
 #include "common/buffer.h"
 #include "common/comparison.h"
+#include "device/nccl.h"
 
 namespace ulysses::perf {
 
@@ -34,11 +35,21 @@ Status runBaseline(Run& run, const Geometry& geometry, int rounds) {
   ULYSSES_TRY(rank.agree(Buffer::allocate(in, inBytes, run.device)));
   ULYSSES_TRY(rank.agree(Buffer::allocate(plain, std::max(inBytes, outBytes), run.device)));
   ULYSSES_TRY(rank.agree(Buffer::allocate(scratch, mpi ? mpi->packedScratchBytes() : 0)));
-  std::unique_ptr<PermutedCopies> permuted;
+  std::optional<PermutedExchange> permuted, permutedNccl;
+  std::unique_ptr<Nccl> nccl;
   Buffer permuteScratch;
-  if (run.device && PermutedCopies::possible(rank, geometry)) {
+  if (run.device && PermutedExchange::possible(n, geometry)) {
     ULYSSES_TRY(rank.agree(Buffer::allocate(permuteScratch, std::max(inBytes, outBytes), run.device)));
-    permuted = std::make_unique<PermutedCopies>(rank, *run.device, geometry, in.data(), plain.data(), permuteScratch.data());
+    const auto by = [&](std::optional<PermutedExchange>& way, PermutedExchange::Move move) {
+      way.emplace(n, *run.device, geometry, in.data(), plain.data(), permuteScratch.data(), std::move(move));
+    };
+    if (!rank.severalProcesses()) by(permuted, copiesToPeers(rank, *run.device, {plain.data(), permuteScratch.data()}));
+    ULYSSES_TRY(openNccl(run, &nccl));
+    if (nccl) {
+      by(permutedNccl, [&nccl](const std::byte* from, std::byte* to, size_t planes, size_t bytes) {
+        return nccl->allToAll(from, to, bytes, planes);
+      });
+    }
   }
   ULYSSES_TRY(rank.agree(Buffer::allocateWindow(window, outputBlock(geometry, n, 0).bytes(), run.comm)));
 
@@ -52,6 +63,7 @@ Status runBaseline(Run& run, const Geometry& geometry, int rounds) {
     return Status();
   };
   OtherWay permutedWay(staged, [&] { return permuted->run(); });
+  OtherWay permutedNcclWay(staged, [&] { return permutedNccl->run(); });
   OtherWay copy(staged, copyAll, nullptr, /*checked=*/false);
 
   std::vector<Way> ways{{"direct", true, &direct}, {"staged", true, &staged}};
@@ -67,6 +79,7 @@ Status runBaseline(Run& run, const Geometry& geometry, int rounds) {
     ways.push_back({"pack + MPI_Alltoall", false, &packed});
   }
   if (permuted) ways.push_back({"permute + copies", false, &permutedWay});
+  if (permutedNccl) ways.push_back({"permute + ncclAlltoAll", false, &permutedNcclWay});
   ways.push_back({"plain copy", false, &copy});
   return compareInTurns(run, ways, rounds);
 }

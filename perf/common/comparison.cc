@@ -46,6 +46,14 @@ void print(Report& report, int nranks, const std::vector<Way>& ways, const std::
 
 }  // namespace
 
+Status openNccl(Run& run, std::unique_ptr<Nccl>* nccl) {
+  std::string why;
+  ULYSSES_ASSIGN(*nccl, Nccl::open(run.rank, *run.device, run.comm.info().ranksPerDevice, &why));
+  if (run.report)
+    run.report->line(*nccl ? fmt::format("# NCCL {}", (*nccl)->version()) : fmt::format("# Without NCCL: {}", why));
+  return {};
+}
+
 Status compareInTurns(Run& run, const std::vector<Way>& ways, int rounds) {
   run.at(fmt::format("{} ways in turns, {} bytes, {} rounds", ways.size(), ways[0].collective->bytes(), rounds));
   std::vector<Contender> contenders;
@@ -53,8 +61,8 @@ Status compareInTurns(Run& run, const std::vector<Way>& ways, int rounds) {
     ULYSSES_ASSIGN(const size_t wrong, checkOnce(run.rank, *way.collective, false));
     if (wrong > 0) return {ulyssesInternalError, fmt::format("{}: {} wrong elements", way.name, wrong)};
     Collective* collective = way.collective;
-    contenders.push_back(
-        {[collective] { return finished(*collective, collective->run(false)); }, [collective] { collective->touchBuffers(); }});
+    contenders.push_back({[collective] { return finished(*collective, collective->run(false)); },
+                          [collective] { collective->touchBuffers(); }});
   }
   ULYSSES_ASSIGN(const auto timesUs, takeTurns(run.rank, contenders, rounds));
   if (run.report) print(*run.report, run.rank.count(), ways, timesUs);

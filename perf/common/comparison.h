@@ -7,6 +7,7 @@
 
 #include "common/buffer.h"
 #include "common/program.h"
+#include "device/nccl.h"
 
 namespace ulysses::perf {
 
@@ -47,6 +48,9 @@ class OtherWay final : public Collective {
   const Buffer* const scratch_;
   const bool checked_;
 };
+
+// Collective. NCCL for a run on device memory; null where it isn't to be had, which is said once, with the reason.
+Status openNccl(Run& run, std::unique_ptr<Nccl>* nccl);
 
 // Checks every way once, then times all in turns for `rounds` rounds. Prints and records medians, and of each of ours
 // against each of the others the median of per-round ratios.

@@ -46,6 +46,12 @@ Status compare(Run& run, FlatKind kind, size_t count, ulyssesDataType_t dtype, i
     return Status();
   };
   OtherWay copy(toPlain, copyAll, nullptr, /*checked=*/false);
+  std::unique_ptr<Nccl> nccl;
+  if (run.device) ULYSSES_TRY(openNccl(run, &nccl));
+  OtherWay ncclWay(toPlain, [&]() -> Status {
+    return kind == FlatKind::AllGather ? nccl->allGather(plain.in.data(), plain.out.data(), share)
+                                       : nccl->allToAll(plain.in.data(), plain.out.data(), share);
+  });
 
   std::vector<Way> ways{{"window", true, &toWindow}, {"plain output", true, &toPlain}};
   Buffers libWindow;
@@ -58,6 +64,7 @@ Status compare(Run& run, FlatKind kind, size_t count, ulyssesDataType_t dtype, i
   if (run.rank.isMpiProcess() && !run.device) {
     ways.push_back({kind == FlatKind::AllGather ? "MPI_Allgather" : "MPI_Alltoall", false, &mpi});
   }
+  if (nccl) ways.push_back({kind == FlatKind::AllGather ? "ncclAllGather" : "ncclAlltoAll", false, &ncclWay});
   ways.push_back({"plain copy", false, &copy});
   return compareInTurns(run, ways, rounds);
 }
@@ -79,9 +86,9 @@ Status runAll(Run& run, FlatKind kind, const FlatOptions& options) {
     ULYSSES_TRY(buffers[b].open(run, *comms[b], bytes * copies, options.common.out == "window"));
     builds.push_back([&, b, bytes, copies](size_t row) -> Result<std::unique_ptr<Collective>> {
       const size_t late = options.common.unalignBytes(dtypeOf(row));
-      return std::unique_ptr<Collective>(std::make_unique<FlatCollective>(kind, countOf(row), dtypeOf(row), n, id,
-                                                                          *comms[b], Turns(buffers[b].in.data() + late, bytes, copies),
-                                                                          Turns(buffers[b].out.data() + late, bytes, copies)));
+      return std::unique_ptr<Collective>(std::make_unique<FlatCollective>(
+          kind, countOf(row), dtypeOf(row), n, id, *comms[b], Turns(buffers[b].in.data() + late, bytes, copies),
+          Turns(buffers[b].out.data() + late, bytes, copies)));
     });
   }
   ULYSSES_TRY(runTable(run, rows, builds));

@@ -317,11 +317,14 @@ TEST_CASE("without descriptors there is an error, not a hang", "[bootstrap]") {
     REQUIRE(::pipe(ends) == 0);
     const auto said = runProcesses(1, [&](int) {
       const Result<ulyssesUniqueId> id = startRendezvous();
-      const Processes ranks(2, [&](int r) {
-        ::usleep(200'000);
-        const std::string text = joinAndGather(id.value(), r, 2, 20'000) + "\n";
-        return ::write(ends[1], text.data(), text.size()) < 0 ? std::string("write") : text;
-      });
+      const Processes ranks(
+          2,
+          [&](int r) {
+            ::usleep(200'000);
+            const std::string text = joinAndGather(id.value(), r, 2, 20'000) + "\n";
+            return ::write(ends[1], text.data(), text.size()) < 0 ? std::string("write") : text;
+          },
+          ForkBeside::Threads);
       leaveDescriptors(1);  // one rank can be let in, the other cannot
       for (int r = 0; r < 2; ++r) ::wait(nullptr);
       char buffer[4096] = {};
