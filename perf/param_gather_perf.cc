@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   int rounds = 30;
   common.addTo(app);
   common.addTableTo(app);
+  common.addMemoryTo(app);
   app.add_option("--model", modelName, "a model of the table (wan14b): its forwards are run");
   app.add_option("--scale", scale, "divides every count of the model: 1/N")->capture_default_str();
   app.add_option("--residency", residency, "persistent, budget:BYTES, budget:N%, transient, or all")
@@ -31,7 +32,9 @@ int main(int argc, char** argv) {
   app.add_option("--prefetch-depth", forward.prefetchDepth, "blocks fetched ahead")
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
-  app.add_flag("--baseline", baseline, "then compare with a plain copy and, under mpirun, with MPI, in turns");
+  app.add_flag(
+      "--baseline", baseline,
+      "then compare in turns with a plain copy, with MPI (host memory, under mpirun), with NCCL (device memory)");
   app.add_option("--rounds", rounds, "rounds of --baseline")->check(CLI::PositiveNumber)->capture_default_str();
   // A model's forwards have their own sizes and their own table.
   CommonOptions::excludeTable(app, "--model", {"-b", "-e", "-i", "-f", "-d", "--baseline", "--rounds", "--lib"});
@@ -40,7 +43,7 @@ int main(int argc, char** argv) {
   std::vector<ResidencyChoice> choices;
   const auto validate = [&]() -> Status {
     ULYSSES_TRY(common.validate());
-    ULYSSES_TRY(common.chooseMemory("this program"));
+    ULYSSES_TRY(common.chooseMemory(modelName.empty() ? "" : "--model"));
     if (modelName.empty()) return {};
     ULYSSES_ASSIGN(model, findModel(modelName, scale));
     ULYSSES_ASSIGN(choices, parseResidencies(residency, model));

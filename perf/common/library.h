@@ -69,16 +69,16 @@ class Params {
   Status add(const std::vector<ulyssesParamDesc_t>& descs);
   Status commit() { return comm_.status(lib().ParamCommit(params_.get()), "ulyssesParamCommit"); }
   Status acquire(int group, void** ptrs) {
-    return comm_.status(lib().ParamAcquire(params_.get(), group, ptrs, nullptr), "ulyssesParamAcquire");
+    return comm_.status(lib().ParamAcquire(params_.get(), group, ptrs, comm_.stream()), "ulyssesParamAcquire");
   }
   Status release(int group) {
-    return comm_.status(lib().ParamRelease(params_.get(), group, nullptr), "ulyssesParamRelease");
+    return comm_.status(lib().ParamRelease(params_.get(), group, comm_.stream()), "ulyssesParamRelease");
   }
   Status prefetch(int group) {
-    return comm_.status(lib().ParamPrefetch(params_.get(), group, nullptr), "ulyssesParamPrefetch");
+    return comm_.status(lib().ParamPrefetch(params_.get(), group, comm_.stream()), "ulyssesParamPrefetch");
   }
   Status publish(int group) {
-    return comm_.status(lib().ParamPublish(params_.get(), group, nullptr), "ulyssesParamPublish");
+    return comm_.status(lib().ParamPublish(params_.get(), group, comm_.stream()), "ulyssesParamPublish");
   }
   ulyssesParamStats_t stats() const;
 

@@ -160,6 +160,12 @@ void CommonOptions::addTableTo(CLI::App& app) {
   number("-x,--cta_policy", ctaPolicy, "NCCL's CTA policy", 0, 2)->group(kGroup);
 }
 
+void CommonOptions::addMemoryTo(CLI::App& app) {
+  app.add_option("--memory", memory,
+                 "host or device (default: device where there is a GPU, unless ULYSSES_MEMORY=host)")
+      ->check(CLI::IsMember({"host", "device"}));
+}
+
 void CommonOptions::addBuffersTo(CLI::App& app) {
   app.add_option_function<std::string>(
          "--out",
@@ -169,8 +175,7 @@ void CommonOptions::addBuffersTo(CLI::App& app) {
          },
          "outputs in a window (peers write them directly) or plain (staged) (default window)")
       ->check(CLI::IsMember({"window", "plain"}));
-  app.add_option("--memory", memory, "host or device (default: device where there is a GPU, unless ULYSSES_MEMORY=host)")
-      ->check(CLI::IsMember({"host", "device"}));
+  addMemoryTo(app);
   app.add_option("-R,--local_register", localRegister, "nccl-tests' name for it: 0 = plain, 1 and 2 = window")
       ->check(CLI::Range(0, 2));
   app.add_option("-u,--unalign", unalign, "index of the first element in the buffers: misaligns them")
@@ -186,8 +191,7 @@ void CommonOptions::excludeTable(CLI::App& app, const std::string& mode, const s
 
 Status CommonOptions::validate() {
   const auto bad = [](std::string text) { return Status(ulyssesInvalidArgument, std::move(text)); };
-  if (gpus != 1)
-    return bad(fmt::format("-g {}: every thread is one rank; use -t {} instead", gpus, gpus));
+  if (gpus != 1) return bad(fmt::format("-g {}: every thread is one rank; use -t {} instead", gpus, gpus));
   if (deviceImplementation > 0 || ctaCount) return bad("-D and -V: NCCL's device API has no counterpart here");
   if (ctaPolicy) return bad(fmt::format("-x {}: NCCL's CTA policies have no counterpart here", *ctaPolicy));
   for (const char* name : {"NCCL_TESTS_SPLIT", "NCCL_TESTS_SPLIT_MASK"}) {
@@ -232,7 +236,8 @@ Status CommonOptions::chooseMemory(const std::string& hostOnly) {
     return {ulyssesInvalidArgument, "--memory device, and ULYSSES_MEMORY=host: the library would take host memory"};
   if (memory.empty()) memory = why.empty() && hostOnly.empty() && !host ? "device" : "host";
   if (onDevice()) return {};
-  if (graphLaunches > 0) return {ulyssesInvalidArgument, fmt::format("-G {}: host memory has no CUDA graphs", graphLaunches)};
+  if (graphLaunches > 0)
+    return {ulyssesInvalidArgument, fmt::format("-G {}: host memory has no CUDA graphs", graphLaunches)};
   if (cold) return {ulyssesInvalidArgument, "--cold is for device memory"};
   return {};
 }
@@ -242,15 +247,18 @@ std::vector<std::string> CommonOptions::notes() const {
   if (blocking == 1) lines.push_back("Blocking Enabled: wait for completion and barrier after each collective ");
   if (blocking == 2) lines.push_back("Blocking Enabled: wait for completion after each collective (no barrier) ");
   if (perIteration) lines.push_back("Per-Iteration Report: clock of the host; i_* uses max over ranks ");
-  if (onDevice()) lines.push_back("Times: of the GPU, by events; in JSON and CSV also from the host's call to completion ");
-  if (graphLaunches > 0) lines.push_back(fmt::format("Graph Enabled: the timed calls are recorded and replayed {} times ", graphLaunches));
+  if (onDevice())
+    lines.push_back("Times: of the GPU, by events; in JSON and CSV also from the host's call to completion ");
+  if (graphLaunches > 0)
+    lines.push_back(fmt::format("Graph Enabled: the timed calls are recorded and replayed {} times ", graphLaunches));
   if (cold) lines.push_back("Cold: buffers take turns beyond the L2 cache ");
   if (parallelInit.value_or(0) == 1) {
     lines.push_back("Parallel Init Enabled: threads call into CommInitRank concurrently ");
   } else if (parallelInit) {
     lines.push_back("-p 0 changes nothing: ranks always initialise in parallel");
   }
-  if (streamNull) lines.push_back(fmt::format("-y {} changes nothing: every rank has a stream of its own", *streamNull));
+  if (streamNull)
+    lines.push_back(fmt::format("-y {} changes nothing: every rank has a stream of its own", *streamNull));
   if (!operation.empty()) lines.push_back(fmt::format("-o {} changes nothing: nothing is reduced", operation));
   if (!root.empty()) lines.push_back(fmt::format("-r {} changes nothing: no rank is special", root));
   if (std::getenv("NCCL_TESTS_DEVICE"))

@@ -47,6 +47,7 @@ struct CommonOptions {
 
   void addTo(CLI::App& app);         // ranks, sizes, files
   void addTableTo(CLI::App& app);    // how rows are timed, checked and printed
+  void addMemoryTo(CLI::App& app);
   void addBuffersTo(CLI::App& app);  // where the operands are
   // A mode that prints no table refuses what shapes one, with the further `names`.
   static void excludeTable(CLI::App& app, const std::string& mode, const std::vector<std::string>& names = {});

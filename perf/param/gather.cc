@@ -25,7 +25,7 @@ class ParamGather final : public Collective {
       : comm_(comm), count_(count), dtype_(dtype), nranks_(nranks), rank_(rank) {}
 
   Status open(Rank& rank) {
-    ULYSSES_TRY(rank.agree(Buffer::allocate(shard_, count_ * elementBytes(dtype_))));
+    ULYSSES_TRY(rank.agree(Buffer::allocate(shard_, count_ * elementBytes(dtype_), comm_.device())));
     ULYSSES_TRY(rank.agree(params_.open(ULYSSES_PARAM_CONFIG_INITIALIZER)));
     ulyssesParamDesc_t desc = ULYSSES_PARAM_DESC_INITIALIZER;
     desc.count = count_ * static_cast<size_t>(nranks_);
@@ -86,24 +86,28 @@ Status compare(Run& run, size_t bytes, ulyssesDataType_t dtype, int rounds) {
   ULYSSES_ASSIGN(const auto one, makeGather(run, run.comm, bytes, dtype));
   const size_t all = one->bytes(), share = all / static_cast<size_t>(run.rank.count());
   Buffer plain;
-  ULYSSES_TRY(run.rank.agree(Buffer::allocate(plain, all)));
+  ULYSSES_TRY(run.rank.agree(Buffer::allocate(plain, all, run.device)));
   Buffer source;
-  ULYSSES_TRY(run.rank.agree(Buffer::allocate(source, all)));
+  ULYSSES_TRY(run.rank.agree(Buffer::allocate(source, all, run.device)));
   FlatCollective toPlain(FlatKind::AllGather, one->count(), dtype, run.rank.count(), run.rank.id(), run.comm,
                          one->shard(), plain.data());
   OtherWay mpi(toPlain, [&] { return mpiFlat(FlatKind::AllGather, one->shard(), plain.data(), share); });
   const auto copyAll = [&] {
-    streamingCopy(plain.data(), source.data(), all);
+    plainCopy(run.device, plain.data(), source.data(), all);
     return Status();
   };
-  OtherWay copy(toPlain, copyAll, &source, /*checked=*/false);
+  OtherWay copy(toPlain, copyAll, run.device ? nullptr : &source, /*checked=*/false);
+  std::unique_ptr<Nccl> nccl;
+  if (run.device) ULYSSES_TRY(openNccl(run, &nccl));
+  OtherWay ncclWay(toPlain, [&] { return nccl->allGather(one->shard(), plain.data(), share); });
   std::vector<Way> ways{{"parameter gather", true, one.get()}};
   std::unique_ptr<ParamGather> lib;
   if (run.lib) {
     ULYSSES_ASSIGN(lib, makeGather(run, *run.lib, bytes, dtype));
     ways.push_back({"gather, --lib", false, lib.get()});
   }
-  if (run.rank.isMpiProcess()) ways.push_back({"MPI_Allgather", false, &mpi});
+  if (run.rank.isMpiProcess() && !run.device) ways.push_back({"MPI_Allgather", false, &mpi});
+  if (nccl) ways.push_back({"ncclAllGather", false, &ncclWay});
   ways.push_back({"plain copy", false, &copy});
   return compareInTurns(run, ways, rounds);
 }

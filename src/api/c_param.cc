@@ -4,6 +4,14 @@
 
 using namespace ulysses;
 
+namespace {
+
+Status streamOf(const ParamCommunicator& params, ulyssesStream_t stream) {
+  return params.communicator()->onDevice() ? Status() : checkStream(stream);
+}
+
+}  // namespace
+
 extern "C" {
 
 ulyssesResult_t ulyssesParamCommCreate(ulyssesParamComm_t* params, ulyssesComm_t comm,
@@ -35,38 +43,38 @@ ulyssesResult_t ulyssesParamCommit(ulyssesParamComm_t params) {
 ulyssesResult_t ulyssesParamAcquire(ulyssesParamComm_t params, int group, void* ptrs[], ulyssesStream_t stream) {
   return guarded([&]() -> Status {
     ULYSSES_ASSIGN(const auto p, open(params, "params"));
-    return nowOrLater(p->communicator(), [=] { return p->acquire(group, ptrs, checkStream(stream)); });
+    return nowOrLater(p->communicator(), [=] { return p->acquire(group, ptrs, stream, streamOf(*p, stream)); });
   });
 }
 
 ulyssesResult_t ulyssesParamRelease(ulyssesParamComm_t params, int group, ulyssesStream_t stream) {
   return guarded([&]() -> Status {
     ULYSSES_ASSIGN(const auto p, open(params, "params"));
-    ULYSSES_TRY(checkStream(stream));
-    return p->release(group);
+    ULYSSES_TRY(streamOf(*p, stream));
+    return p->release(group, stream);
   });
 }
 
 ulyssesResult_t ulyssesParamPrefetch(ulyssesParamComm_t params, int group, ulyssesStream_t stream) {
   return guarded([&]() -> Status {
     ULYSSES_ASSIGN(const auto p, open(params, "params"));
-    return p->prefetch(group, checkStream(stream));
+    return p->prefetch(group, stream, streamOf(*p, stream));
   });
 }
 
 ulyssesResult_t ulyssesParamPublish(ulyssesParamComm_t params, int group, ulyssesStream_t stream) {
   return guarded([&]() -> Status {
     ULYSSES_ASSIGN(const auto p, open(params, "params"));
-    ULYSSES_TRY(checkStream(stream));
-    return p->publish(group);
+    ULYSSES_TRY(streamOf(*p, stream));
+    return p->publish(group, stream);
   });
 }
 
 ulyssesResult_t ulyssesParamReshard(ulyssesParamComm_t params, int group, ulyssesStream_t stream) {
   return guarded([&]() -> Status {
     ULYSSES_ASSIGN(const auto p, open(params, "params"));
-    ULYSSES_TRY(checkStream(stream));
-    return p->reshard(group);
+    ULYSSES_TRY(streamOf(*p, stream));
+    return p->reshard(group, stream);
   });
 }
 

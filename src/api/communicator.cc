@@ -40,17 +40,20 @@ Status Communicator::runEager(Operation operation, const Contract::Geometry& geo
   call.out = &out;
   call.stream = stream;
   if (local.ok()) local = entry.check();
-  if (local.ok()) local = caught([&]() -> Status {
-    ULYSSES_ASSIGN(call.schedule, schedule(operation, geometry));
-    return checkBuffers(*call.schedule, call.in, call.out);
-  });
+  if (local.ok())
+    local = caught([&]() -> Status {
+      ULYSSES_ASSIGN(call.schedule, schedule(operation, geometry));
+      return checkBuffers(*call.schedule, call.in, call.out);
+    });
   call.local = std::move(local);
   return runEntered(call);
 }
 
 Status Communicator::runEntered(const Call& call) {
   recorder_->begin(call.operation, call.geometry);
-  Status status = nranks_ == 1 ? runAlone(call) : onDevice() && call.schedule != nullptr ? performOnDevice(call) : perform(call);
+  Status status = nranks_ == 1                             ? runAlone(call)
+                  : onDevice() && call.schedule != nullptr ? performOnDevice(call)
+                                                           : perform(call);
   recorder_->end(status, call.schedule != nullptr ? lastPath_.load(std::memory_order_relaxed) : "");
   if (status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError) dumpOnce(status.message());
   return status;
@@ -71,7 +74,8 @@ Status Communicator::perform(const Call& checked) {
       small ? host_->packInline(*checked.schedule, checked.in) : host_->showInputs(*checked.schedule, checked.in);
     }
     for (size_t i = 0; i < checked.schedule->operands; ++i)
-      mine.out[i] = registrar_ && !small ? registrar_->locate(checked.out[i], checked.schedule->outExtent[i]) : Location{};
+      mine.out[i] =
+          registrar_ && !small ? registrar_->locate(checked.out[i], checked.schedule->outExtent[i]) : Location{};
   }
   mine.setLocalStatus(checked.local);
   Judgement judgement;
@@ -136,7 +140,8 @@ Status Communicator::moveFused(const Transfer& transfer, bool mayFail) {
   done.setLocalStatus(moved);
   ULYSSES_TRY(agreement_->round(std::as_bytes(std::span(&done, 1)).first(done.recordBytes()), transfer.deadline));
   if (!mayFail) return {};
-  for (int r = 0; r < nranks_; ++r) contracts_[static_cast<size_t>(r)] = reinterpret_cast<const Contract*>(agreement_->record(r));
+  for (int r = 0; r < nranks_; ++r)
+    contracts_[static_cast<size_t>(r)] = reinterpret_cast<const Contract*>(agreement_->record(r));
   return judge(contracts_).status;
 }
 
@@ -179,7 +184,8 @@ Status Communicator::ensureStaging(const Transfer& transfer, std::string* reason
 Status Communicator::refuseFallback(const std::string& reason) const {
   for (int r = 0; r < nranks_; ++r)
     if (contracts_[static_cast<size_t>(r)]->fusedOnly != 0)
-      return Status(ulyssesNotSupported, formatText("not fused ({}), and rank {} accepts nothing else (ULYSSES_A2A=fused)", reason, r));
+      return Status(ulyssesNotSupported,
+                    formatText("not fused ({}), and rank {} accepts nothing else (ULYSSES_A2A=fused)", reason, r));
   return {};
 }
 
@@ -242,8 +248,7 @@ Status Communicator::allgather(const Bytes& mine, std::vector<Bytes>& all) {
 }
 
 Status Communicator::memAlloc(void** ptr, size_t bytes) {
-  if (registrar_ == nullptr)
-    return Status(ulyssesNotSupported, formatText("there are no windows: {}", noWindows_));
+  if (registrar_ == nullptr) return Status(ulyssesNotSupported, formatText("there are no windows: {}", noWindows_));
   Call call;
   call.operation = Operation::MemAlloc;
   {
@@ -271,8 +276,7 @@ Status Communicator::memFree(void* ptr) {
 }
 
 Status Communicator::registerWindow(void* buff, size_t bytes, Status local, uint32_t* window) {
-  if (registrar_ == nullptr)
-    return Status(ulyssesNotSupported, formatText("there are no windows: {}", noWindows_));
+  if (registrar_ == nullptr) return Status(ulyssesNotSupported, formatText("there are no windows: {}", noWindows_));
   Call call;
   call.operation = Operation::WindowRegister;
   call.local = std::move(local);
@@ -299,17 +303,20 @@ Status Communicator::publish(uint32_t window) {
 
 Status Communicator::releaseWindow(uint32_t window) {
   if (transport_ && transport_->inUse(window))
-    return Status(ulyssesInvalidUsage, "an exchange that was launched into this memory is not over yet: wait for its stream, then give the memory back");
+    return Status(ulyssesInvalidUsage,
+                  "an exchange that was launched into this memory is not over yet: wait for its stream, then give the "
+                  "memory back");
   if (nccl_ && nccl_->busy())
-    return Status(ulyssesInvalidUsage, "an exchange through NCCL is not over yet, and may be one into this memory: wait for its stream, then give the memory back");
+    return Status(ulyssesInvalidUsage,
+                  "an exchange through NCCL is not over yet, and may be one into this memory: wait for its stream, "
+                  "then give the memory back");
   registrar_->release(window);
   return {};
 }
 
 Result<const Schedule*> Communicator::schedule(Operation operation, const Contract::Geometry& g) {
-  const auto found = std::find_if(schedules_.begin(), schedules_.end(), [&](const CachedSchedule& c) {
-    return c.operation == operation && c.geometry == g;
-  });
+  const auto found = std::find_if(schedules_.begin(), schedules_.end(),
+                                  [&](const CachedSchedule& c) { return c.operation == operation && c.geometry == g; });
   if (found != schedules_.end()) {
     std::rotate(schedules_.begin(), found, found + 1);
     return schedules_.front().schedule.get();
@@ -333,13 +340,16 @@ Result<const Schedule*> Communicator::schedule(Operation operation, const Contra
   } else {
     const std::optional<size_t> whole = checkedProduct(g.batch, element, nranks_);
     if (!whole || *whole > SIZE_MAX / 2)
-      return Status(ulyssesInvalidArgument, formatText("{} elements for each of {} ranks exceed 63 bits", g.batch, nranks_));
+      return Status(ulyssesInvalidArgument,
+                    formatText("{} elements for each of {} ranks exceed 63 bits", g.batch, nranks_));
     made = operation == Operation::AllGather ? allGatherSchedule(g.batch * element, element, rank_, nranks_)
                                              : allToAllSchedule(g.batch * element, element, rank_, nranks_);
     policy = plan::policyFacts(policy_, dtype, made);
   }
   if (schedules_.size() == kCachedSchedules) schedules_.pop_back();
-  schedules_.insert(schedules_.begin(), {operation, g, std::make_unique<const Schedule>(std::move(made)), std::move(policy), nullptr, nullptr});
+  schedules_.insert(
+      schedules_.begin(),
+      {operation, g, std::make_unique<const Schedule>(std::move(made)), {std::move(policy), nullptr, nullptr}});
   return schedules_.front().schedule.get();
 }
 

@@ -24,6 +24,13 @@
 namespace ulysses {
 
 // One collective call as its entry point describes it.
+// What calls of one schedule need on device memory: the policy's facts, and what the first of them made.
+struct OnDevice {
+  plan::PolicyFacts policy;
+  std::shared_ptr<DeviceTransport::Prepared> fused;
+  std::shared_ptr<NcclTransport::Prepared> nccl;
+};
+
 struct Call {
   Operation operation{};
   Contract::Geometry geometry;
@@ -32,6 +39,7 @@ struct Call {
   const void* const* in = nullptr;     // [operand]
   void* const* out = nullptr;
   ulyssesStream_t stream = nullptr;  // device memory
+  OnDevice* held = nullptr;          // device memory: of the schedule, where it is not one of the communicator's own
 };
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
@@ -116,10 +124,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   Communicator(int rank, int nranks) : rank_(rank), nranks_(nranks) {}
   Status perform(const Call& call);
-  struct CachedSchedule;
   Status performOnDevice(const Call& call);
+  OnDevice* heldFor(const Call& call);
   Status launchMessages(NcclTransport::Prepared& prepared, const Call& call);
-  Status moveByNccl(const Call& call, CachedSchedule& cached, const std::string& reason, Deadline deadline);
+  Status moveByNccl(const Call& call, OnDevice& held, const std::string& reason, Deadline deadline);
   std::string ncclRefusal() const;  // "" where NCCL can be the fallback; the same on all ranks
   // Collective: why a plan made now will not be fused, the same on all ranks; "" where it will.
   Status agreeWhyNotFused(std::string* reason, bool* fusedOnly, Deadline deadline);
@@ -190,9 +198,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     Operation operation;
     Contract::Geometry geometry;
     std::unique_ptr<const Schedule> schedule;
-    plan::PolicyFacts policy;
-    std::shared_ptr<DeviceTransport::Prepared> prepared;
-    std::shared_ptr<NcclTransport::Prepared> messages;
+    OnDevice device;
   };
   std::vector<CachedSchedule> schedules_;  // most recently used first
 

@@ -137,6 +137,13 @@ Status Communicator::setUpDevice(size_t capBytes, Deadline deadline) {
   return {};
 }
 
+OnDevice* Communicator::heldFor(const Call& call) {
+  if (call.held != nullptr) return call.held;
+  return &std::find_if(schedules_.begin(), schedules_.end(), [&](const CachedSchedule& c) {
+            return c.schedule.get() == call.schedule;
+          })->device;
+}
+
 Status Communicator::performOnDevice(const Call& call) {
   const Deadline deadline = callDeadline();
   Contract mine;
@@ -146,10 +153,8 @@ Status Communicator::performOnDevice(const Call& call) {
   mine.geometry.hitsHash = hitsHash_;
   mine.ineligible = ineligibleBits();
   mine.capturing = isCapturing(call.stream);
-  const auto cached = std::find_if(schedules_.begin(), schedules_.end(),
-                                   [&](const CachedSchedule& c) { return c.schedule.get() == call.schedule; });
-  if (cached != schedules_.end())
-    mine.prepared = (cached->prepared ? kPreparedFused : 0u) | (cached->messages ? kPreparedFallback : 0u);
+  OnDevice* const held = heldFor(call);
+  mine.prepared = (held->fused ? kPreparedFused : 0u) | (held->nccl ? kPreparedFallback : 0u);
   Status local = call.local;
   if (local.ok() && transport_) local = transport_->takeError();
   if (local.ok() && nccl_) local = nccl_->takeError();
@@ -162,20 +167,20 @@ Status Communicator::performOnDevice(const Call& call) {
   // A rank may have forgotten what another still holds: then all make it anew.
   const bool ready = allPrepared(contracts_, kPreparedFused);
   std::string reason = !judgement.fused ? judgement.reason : transport_ ? "" : noWindows_;
-  const auto refusal = [&] { return anyPlainOutput(contracts_) ? transport_->infoOf(*cached->prepared).refusal : ""; };
+  const auto refusal = [&] { return anyPlainOutput(contracts_) ? transport_->infoOf(*held->fused).refusal : ""; };
   if (reason.empty() && ready) reason = refusal();
   ULYSSES_TRY(judgeCapture(contracts_, reason.empty() ? kPreparedFused : kPreparedFallback));
   if (call.schedule->empty()) return {};
   if (reason.empty() && !ready) {
     std::vector<std::shared_ptr<DeviceTransport::Prepared>> made;
-    const DeviceTransport::Work work{call.schedule, identityOf(call.operation, call.geometry), cached->policy};
+    const DeviceTransport::Work work{call.schedule, identityOf(call.operation, call.geometry), held->policy};
     const Status prepared = transport_->prepare(std::span(&work, 1), DeviceTransport::Capture::Shared, &made, deadline);
     if (!prepared.ok() && (endsCommunicator(prepared) || !ncclRefusal().empty())) return prepared;
-    if (prepared.ok()) cached->prepared = made[0];
+    if (prepared.ok()) held->fused = made[0];
     reason = prepared.ok() ? refusal() : prepared.message();
   }
-  if (!reason.empty()) return moveByNccl(call, *cached, reason, deadline);
-  ULYSSES_TRY(transport_->launch(*cached->prepared, true, call.in, call.out, call.stream));
+  if (!reason.empty()) return moveByNccl(call, *held, reason, deadline);
+  ULYSSES_TRY(transport_->launch(*held->fused, true, call.in, call.out, call.stream));
   noteCall(true, transport_->lastWasDirect() ? "direct" : "staged", "");
   return waitInGroup(call.stream);
 }
@@ -184,17 +189,16 @@ std::string Communicator::ncclRefusal() const {
   return nccl_ ? nccl_->refusal() : "one rank";
 }
 
-Status Communicator::moveByNccl(const Call& call, CachedSchedule& cached, const std::string& reason,
-                                Deadline deadline) {
+Status Communicator::moveByNccl(const Call& call, OnDevice& held, const std::string& reason, Deadline deadline) {
   ULYSSES_TRY(refuseFallback(reason));
   if (const std::string refusal = ncclRefusal(); !refusal.empty()) return noFallback(reason, refusal);
   if (!allPrepared(contracts_, kPreparedFallback)) {
     std::vector<std::shared_ptr<NcclTransport::Prepared>> made;
     const Schedule* const schedule = call.schedule;
     ULYSSES_TRY(nccl_->prepare(std::span(&schedule, 1), DeviceTransport::Capture::Shared, &made, deadline));
-    cached.messages = made[0];
+    held.nccl = made[0];
   }
-  ULYSSES_TRY(launchMessages(*cached.messages, call));
+  ULYSSES_TRY(launchMessages(*held.nccl, call));
   noteCall(false, "nccl", reason);
   return waitInGroup(call.stream);
 }

@@ -57,7 +57,9 @@ Status Communicator::windowRoom(size_t* bytes) {
     room = std::min<size_t>(room, words[0]);
     for (size_t i = 1; i < words.size(); ++i) registrar_->drop(r, static_cast<uint32_t>(words[i]));
   }
-  const size_t staging = std::max(stagingBytes_, StagingShape::wantedBytes(nranks_, stagingLimit_));
+  // On device memory plans and calls to come want staging and flags of their own.
+  const size_t staging = onDevice() ? registrar_->capBytes() / 4
+                                    : std::max(stagingBytes_, StagingShape::wantedBytes(nranks_, stagingLimit_));
   *bytes = room - std::min(room, staging);
   return {};
 }
@@ -66,6 +68,7 @@ Status Communicator::allocateWindow(size_t bytes, std::byte** base) {
   const std::lock_guard lock(calls_);
   uint32_t window = 0;
   ULYSSES_TRY(registrar_->allocate(bytes, *channel_, callDeadline(), &window));
+  ULYSSES_TRY(publish(window));
   *base = registrar_->base(rank_, window);
   return {};
 }

@@ -31,8 +31,9 @@ struct InitFacts {
 Status checkMemory([[maybe_unused]] uint32_t memory) {
 #ifndef ULYSSES_HAVE_CUDA
   if (memory == ulyssesMemoryCuda)
-    return Status(ulyssesNotSupported, "device memory was asked for (ulyssesConfig_t.memory or ULYSSES_MEMORY), and this "
-                                       "library was built without CUDA");
+    return Status(ulyssesNotSupported,
+                  "device memory was asked for (ulyssesConfig_t.memory or ULYSSES_MEMORY), and this "
+                  "library was built without CUDA");
 #endif
   return {};
 }
@@ -70,7 +71,8 @@ Status Communicator::setUp(const Allgather& addresses, Status local) {
   mine.stagingLimit = parameters_.stagingBytes;
   mine.maxCtas = static_cast<uint32_t>(parameters_.maxCtas != 0 ? parameters_.maxCtas : config.maxCtas);
   mine.hasFallback = fallback_ != nullptr;
-  mine.kernelRevision = static_cast<uint32_t>(parameters_.kernelRevision != 0 ? parameters_.kernelRevision : kNewestKernels);
+  mine.kernelRevision =
+      static_cast<uint32_t>(parameters_.kernelRevision != 0 ? parameters_.kernelRevision : kNewestKernels);
   mine.chunkedTraining = parameters_.longTraining == LongTraining::Chunked;
   local = hooks::injectedFailure(hooks::Stage::Configuration);
   if (local.ok()) local = checkMemory(mine.memory);
@@ -79,7 +81,8 @@ Status Communicator::setUp(const Allgather& addresses, Status local) {
   std::vector<InitFacts> all;
   const Status gathered = gatherValues(mine, all, *channel_, deadline);
   if (gathered.code() == ulyssesInternalError)
-    return Status(ulyssesInvalidUsage, formatText("the ranks run different versions of this library: {}", gathered.message()));
+    return Status(ulyssesInvalidUsage,
+                  formatText("the ranks run different versions of this library: {}", gathered.message()));
   ULYSSES_TRY(gathered);
   size_t cap = SIZE_MAX;
   bool allHaveFallback = true, allChunked = true;
@@ -88,7 +91,8 @@ Status Communicator::setUp(const Allgather& addresses, Status local) {
   for (int r = 0; r < nranks_; ++r) {
     const InitFacts& facts = all[static_cast<size_t>(r)];
     if (facts.libraryVersion != mine.libraryVersion)
-      return Status(ulyssesInvalidUsage, formatText("rank {} runs another version of this library than rank {}", r, rank_));
+      return Status(ulyssesInvalidUsage,
+                    formatText("rank {} runs another version of this library than rank {}", r, rank_));
     cap = std::min<size_t>(cap, facts.windowCapBytes);
     stagingLimit_ = std::min<size_t>(stagingLimit_, facts.stagingLimit);
     if (facts.maxCtas != 0 && (maxCtas_ == 0 || facts.maxCtas < maxCtas_)) maxCtas_ = facts.maxCtas;
@@ -111,7 +115,8 @@ Status Communicator::setUp(const Allgather& addresses, Status local) {
   if (nranks_ > 1 && channel_->passesFds()) ULYSSES_TRY(shareControlPage(deadline));
   if (nranks_ > 1 && !channel_->passesFds()) agreement_ = makeWireAgreement(*channel_);
   if (adopted_ != nullptr && !onDevice())
-    return Status(ulyssesInvalidUsage, "a communicator over NCCL's is for device memory, and host memory was asked for");
+    return Status(ulyssesInvalidUsage,
+                  "a communicator over NCCL's is for device memory, and host memory was asked for");
   if (onDevice()) {
     fallback_.reset();  // what libulysses_mpi brings moves host memory
     ULYSSES_TRY(setUpDevice(cap, deadline));
@@ -123,8 +128,10 @@ Status Communicator::setUp(const Allgather& addresses, Status local) {
       host_ = std::make_unique<HostTransport>(*agreement_, *registrar_, std::move(peers));
     }
   }
-  ULYSSES_LOG(Info, -1, "communicator{}{}: rank {} of {}, {} host(s), {}, window cap {} bytes", config_.name.empty() ? "" : " ",
-              config_.name, rank_, nranks_, channel_->nHosts(), registrar_ ? onDevice() ? "windows in device memory" : "windows in host memory" : noWindows_.c_str(), cap);
+  ULYSSES_LOG(Info, -1, "communicator{}{}: rank {} of {}, {} host(s), {}, window cap {} bytes",
+              config_.name.empty() ? "" : " ", config_.name, rank_, nranks_, channel_->nHosts(),
+              registrar_ ? onDevice() ? "windows in device memory" : "windows in host memory" : noWindows_.c_str(),
+              cap);
   return {};
 }
 
@@ -167,8 +174,10 @@ Result<std::shared_ptr<Communicator>> Communicator::split(int color, int key, co
   Status invited;
   if (joins && members.front().second == rank_) {
     Result<ulyssesUniqueId> id = startRendezvous();
-    if (id.ok()) mine.id = id.take();
-    else invited = id.status();
+    if (id.ok())
+      mine.id = id.take();
+    else
+      invited = id.status();
     mine.code = invited.code();
   }
   std::vector<Invitation> invitations;
@@ -177,7 +186,8 @@ Result<std::shared_ptr<Communicator>> Communicator::split(int color, int key, co
   const int host = members.front().second;
   const Invitation& theirs = invitations[static_cast<size_t>(host)];
   if (theirs.code != ulyssesSuccess)
-    return invited.ok() ? Status(ulyssesSystemError, formatText("rank {} could not open the new communicator's rendezvous", host))
+    return invited.ok() ? Status(ulyssesSystemError,
+                                 formatText("rank {} could not open the new communicator's rendezvous", host))
                         : invited;
 
   const auto me = std::find_if(members.begin(), members.end(), [&](const auto& m) { return m.second == rank_; });

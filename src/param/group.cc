@@ -9,7 +9,6 @@
 #include "base/versioned.h"
 #include "base/words.h"
 #include "layout/operand.h"
-#include "plan/contract.h"
 
 namespace ulysses {
 namespace {
@@ -93,7 +92,7 @@ Schedule gatherSchedule(std::span<const Parameter> parameters, int rank, int nra
     return bytes == 0 ? Rows() : Rows{{1, bytes, from, bytes, to, bytes}};
   };
   std::vector<std::vector<Rows>> rows;  // [operand][from]: the same to everybody
-  std::vector<size_t> sent(ranks);  // by each rank to any
+  std::vector<size_t> sent(ranks);      // by each rank to any
   for (const Parameter& p : parameters) {
     const size_t mine = p.bytesOf(rank);
     std::vector<size_t> begins;
@@ -129,7 +128,7 @@ size_t Parameter::bytesOf(int rank) const {
   return splits[static_cast<size_t>(rank)] * elementBytes(gatherType);
 }
 
-Result<ParamGroup> makeGroup(std::span<const ulyssesParamDesc_t> descs, int rank, int nranks) {
+Result<ParamGroup> makeGroup(std::span<const ulyssesParamDesc_t> descs, int rank, int nranks, size_t mostOperands) {
   const size_t most = ControlChannel::kMaxBlobBytes / (wordsOfParameter(nranks) * sizeof(uint64_t));
   if (descs.empty() || descs.size() > most)
     return Status(ulyssesInvalidArgument, formatText("a group has 1 to {} parameters, not {}", most, descs.size()));
@@ -147,8 +146,8 @@ Result<ParamGroup> makeGroup(std::span<const ulyssesParamDesc_t> descs, int rank
     if (p.cast()) group.castBytes += p.bytesOf(rank);
     group.parameters.push_back(std::move(p));
   }
-  for (size_t first = 0; first < descs.size(); first += kMaxOperands) {
-    const size_t n = std::min(kMaxOperands, descs.size() - first);
+  for (size_t first = 0; first < descs.size(); first += mostOperands) {
+    const size_t n = std::min(mostOperands, descs.size() - first);
     group.parts.push_back({first, gatherSchedule(std::span(group.parameters).subspan(first, n), rank, nranks)});
   }
   return group;

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "bootstrap/bootstrap.h"
+#include "plan/contract.h"
 #include "plan/schedule.h"
 
 namespace ulysses {
@@ -27,7 +28,7 @@ struct Parameter {
   size_t bytesOf(int rank) const;  // of that rank's shard, as gathered
 };
 
-// One transfer of at most kMaxOperands parameters.
+// One transfer of as many parameters as the memory's transport takes at once.
 struct GatherPart {
   size_t first = 0;  // parameter
   Schedule schedule;
@@ -43,7 +44,9 @@ struct ParamGroup {
 };
 
 // Checks what rank `rank` was given and lays the group out. ulyssesInvalidArgument names parameter and field.
-Result<ParamGroup> makeGroup(std::span<const ulyssesParamDesc_t> descs, int rank, int nranks);
+// A transfer has at most `mostOperands` parameters.
+Result<ParamGroup> makeGroup(std::span<const ulyssesParamDesc_t> descs, int rank, int nranks,
+                             size_t mostOperands = kMaxOperands);
 
 // What all ranks must know of each other's groups; at most ControlChannel::kMaxBlobBytes for what makeGroup() allows.
 Bytes encodeGroup(const ParamGroup& group);

@@ -9,6 +9,7 @@
 #include "base/versioned.h"
 #include "bootstrap/gather_values.h"
 #include "param/cast.h"
+#include "plan/policy_facts.h"
 
 namespace ulysses {
 namespace {
@@ -32,7 +33,8 @@ struct Header {
 
 template <class T>
 Status gatherValues(const T& mine, std::vector<T>& all, Communicator& comm) {
-  return ulysses::gatherValues(mine, all, [&](const Bytes& blob, std::vector<Bytes>& blobs) { return comm.allgather(blob, blobs); });
+  return ulysses::gatherValues(
+      mine, all, [&](const Bytes& blob, std::vector<Bytes>& blobs) { return comm.allgather(blob, blobs); });
 }
 
 // Found by all ranks before anything moved: what storage held, it still holds.
@@ -52,10 +54,6 @@ bool nothingMoved(const Status& status) {
 
 Result<std::shared_ptr<ParamCommunicator>> ParamCommunicator::create(std::shared_ptr<Communicator> comm,
                                                                      const ulyssesParamConfig_t* config) {
-  if (comm->onDevice())
-    return Status(
-        ulyssesNotSupported,
-        "parameters are gathered on host memory alone in this version, and the communicator is of device memory");
   Residency residency;
   if (config != nullptr) {
     ULYSSES_TRY(checkVersioned(*config, "the configuration", "ULYSSES_PARAM_CONFIG_INITIALIZER"));
@@ -67,7 +65,26 @@ Result<std::shared_ptr<ParamCommunicator>> ParamCommunicator::create(std::shared
     residency = {config->residency, config->budgetBytes, static_cast<size_t>(config->prefetchDepth)};
   }
   residency = overridden(residency, comm->parameters().residency);
-  return std::shared_ptr<ParamCommunicator>(new ParamCommunicator(std::move(comm), residency));
+  std::shared_ptr<ParamCommunicator> params(new ParamCommunicator(std::move(comm), residency));
+  if (params->comm_->onDevice()) {
+    ULYSSES_ASSIGN(params->device_, DeviceShards::create(params->comm_->device()));
+  }
+  return params;
+}
+
+ParamCommunicator::~ParamCommunicator() {
+  drain();
+  freeRetired(true);
+}
+
+void ParamCommunicator::drain() {
+  if (!device_) return;
+  const auto wait = [this](const Order& order) {
+    device_->wait(order.filled);
+    device_->wait(order.read);
+  };
+  for (const Group& g : groups_) wait(g.order);
+  for (const Slot& s : slots_) wait(s.order);
 }
 
 Status ParamCommunicator::add(std::span<const ulyssesParamDesc_t> descs, int* group) {
@@ -76,10 +93,12 @@ Status ParamCommunicator::add(std::span<const ulyssesParamDesc_t> descs, int* gr
     return Status(ulyssesInvalidUsage, "groups are added before ulyssesParamCommit, which has been called");
   if (group == nullptr) return Status(ulyssesInvalidArgument, "group is NULL");
   Group added;
-  Result<ParamGroup> facts = makeGroup(descs, comm_->rank(), comm_->nranks());
+  Result<ParamGroup> facts =
+      makeGroup(descs, comm_->rank(), comm_->nranks(), comm_->onDevice() ? size_t{device::kMaxOperands} : kMaxOperands);
   if (!facts.ok()) {
     if (failedAdd_.ok())
-      failedAdd_ = Status(facts.status().code(), formatText("ulyssesParamGroupAdd failed: {}", facts.status().message()));
+      failedAdd_ =
+          Status(facts.status().code(), formatText("ulyssesParamGroupAdd failed: {}", facts.status().message()));
     return facts.status();
   }
   added.facts = facts.take();
@@ -96,7 +115,8 @@ Status ParamCommunicator::commit() {
   ULYSSES_TRY(comm_->run(call));
   size_t budget = 0;
   if (const Status differs = agreeOnGroups(&budget); !differs.ok()) {
-    // Groups that differ because one was refused on a rank: that is the cause. All ranks are here with the same outcome.
+    // Groups that differ because one was refused on a rank: that is the cause. All ranks are here with the same
+    // outcome.
     if (differs.code() == ulyssesMismatch) ULYSSES_TRY(comm_->agreeLocal(failedAdd_));
     return differs;
   }
@@ -108,7 +128,7 @@ Status ParamCommunicator::commit() {
     plan_ = {};
     return adopted;
   }
-  prepareShards();
+  ULYSSES_TRY(comm_->agreeLocal(prepareShards()));
   number_ = comm_->nextParamNumber();
   committed_ = true;
   stats_.peakBytes = allocatedBytes();
@@ -146,6 +166,7 @@ Status ParamCommunicator::agreeOnGroups(size_t* budget) {
 }
 
 Status ParamCommunicator::adopt(const ResidencyPlan& plan) {
+  drain();
   if (plan.slots != plan_.slots || plan.slotBytes != plan_.slotBytes) slots_.clear();
   plan_ = plan;
   for (Slot& slot : slots_) empty(slot);
@@ -185,7 +206,18 @@ Status ParamCommunicator::allocate(std::span<Storage* const> places, std::span<c
   return {};
 }
 
-void ParamCommunicator::prepareShards() {
+Status ParamCommunicator::prepareShards() {
+  if (device_) {
+    std::vector<const ParamGroup*> facts;
+    for (Group& g : groups_) {
+      facts.push_back(&g.facts);
+      for (const GatherPart& part : g.facts.parts)
+        g.device.push_back(
+            {plan::policyFacts(comm_->policyFacts(), g.facts.parameters[part.first].gatherType, part.schedule), nullptr,
+             nullptr});
+    }
+    return device_->prepare(facts, comm_->rank());
+  }
   size_t most = 0;
   for (const Group& g : groups_) most = std::max(most, g.facts.castBytes);
   cast_.resize(most);
@@ -196,6 +228,7 @@ void ParamCommunicator::prepareShards() {
       if (p.cast()) at += p.bytesOf(comm_->rank());
     }
   }
+  return {};
 }
 
 void ParamCommunicator::castShards(const Group& group) {
@@ -237,7 +270,7 @@ Status ParamCommunicator::refuse(Operation operation, int group, Status local) {
   return comm_->run(call);
 }
 
-Status ParamCommunicator::acquire(int group, void* ptrs[], Status local) {
+Status ParamCommunicator::acquire(int group, void* ptrs[], ulyssesStream_t stream, Status local) {
   const std::lock_guard lock(mutex_);
   if (local.ok()) local = checkFree(group);
   if (local.ok() && ptrs == nullptr) local = Status(ulyssesInvalidArgument, "ptrs is NULL");
@@ -245,6 +278,7 @@ Status ParamCommunicator::acquire(int group, void* ptrs[], Status local) {
   Group& g = at(group);
   if (g.current()) {
     ULYSSES_TRY(hit(group));
+    if (device_) ULYSSES_TRY(device_->follow(orderOf(g).filled, stream));
     ++stats_.hits;
     stats_.prefetchHits += g.prefetched;
   } else {
@@ -257,7 +291,7 @@ Status ParamCommunicator::acquire(int group, void* ptrs[], Status local) {
                  formatText("all {} slots of the ring hold acquired groups, so group {} has none; release one, "
                             "or set a larger prefetchDepth or budget",
                             slots_.size(), group)));
-    ULYSSES_TRY(gather(group, slot));
+    ULYSSES_TRY(gather(group, slot, stream));
   }
   ++stats_.acquires;
   g.held = true;
@@ -267,7 +301,7 @@ Status ParamCommunicator::acquire(int group, void* ptrs[], Status local) {
   return {};
 }
 
-Status ParamCommunicator::prefetch(int group, Status local) {
+Status ParamCommunicator::prefetch(int group, ulyssesStream_t stream, Status local) {
   const std::lock_guard lock(mutex_);
   if (local.ok()) local = check(group);
   if (!local.ok()) return refuse(Operation::ParamAcquire, group, std::move(local));
@@ -276,7 +310,13 @@ Status ParamCommunicator::prefetch(int group, Status local) {
   if (pinned(group)) ULYSSES_TRY(growFor(group));
   const int slot = pinned(group) ? -1 : findSlot(group, false);
   if (!pinned(group) && slot < 0) return hit(group);  // no slot for it, on no rank
-  ULYSSES_TRY(gather(group, slot));
+  if (device_ && !isCapturing(stream)) {
+    // Beside what the caller's stream does from here on.
+    ULYSSES_ASSIGN(const DeviceShards::MomentRef here, device_->mark(stream));
+    stream = device_->prefetchStream();
+    ULYSSES_TRY(device_->follow(here, stream));
+  }
+  ULYSSES_TRY(gather(group, slot, stream));
   g.prefetched = true;
   return {};
 }
@@ -292,6 +332,7 @@ int ParamCommunicator::findSlot(int group, bool desperate) const {
 }
 
 Status ParamCommunicator::growFor(int group) {
+  freeRetired(false);
   const bool missing = pinned(group) ? !at(group).storage : mayGrow() && findSlot(group, true) < 0;
   if (!missing) return {};
   Call call;
@@ -313,11 +354,20 @@ Status ParamCommunicator::growFor(int group) {
   return {};
 }
 
-Status ParamCommunicator::gather(int group, int slot) {
+Status ParamCommunicator::gather(int group, int slot, ulyssesStream_t stream) {
   Group& g = at(group);
   Slot* const place = slot < 0 ? nullptr : &slots_[static_cast<size_t>(slot)];
-  const Status status = transfer(group, place != nullptr ? place->storage.data() : g.storage.data());
+  Order& order = place != nullptr ? place->order : g.order;
+  Status status = stageShards(group, order, stream);
+  // What is wrong here is told the peers, who are in the gather.
+  if (!status.ok()) return refuse(Operation::ParamAcquire, group, status);
+  status = transfer(group, place != nullptr ? place->storage.data() : g.storage.data(), stream);
   if (!status.ok() && nothingMoved(status)) return status;
+  if (device_ && status.ok()) {
+    ULYSSES_TRY(device_->staged(stream));
+    ULYSSES_ASSIGN(order.filled, device_->mark(stream));
+    order.read.reset();
+  }
   if (place != nullptr && place->group != group) {
     if (place->group >= 0) ++stats_.evictions;
     empty(*place);
@@ -335,10 +385,21 @@ Status ParamCommunicator::gather(int group, int slot) {
   return {};
 }
 
-Status ParamCommunicator::transfer(int group, std::byte* storage) {
+Status ParamCommunicator::stageShards(int group, const Order& order, ulyssesStream_t stream) {
   Group& g = at(group);
-  castShards(g);
-  for (const GatherPart& part : g.facts.parts) {
+  if (!device_) {
+    castShards(g);
+    return {};
+  }
+  for (const DeviceShards::MomentRef& before : {order.filled, order.read, g.published})
+    ULYSSES_TRY(device_->follow(before, stream));
+  return device_->stage(static_cast<size_t>(group), stream, &g.in);
+}
+
+Status ParamCommunicator::transfer(int group, std::byte* storage, ulyssesStream_t stream) {
+  Group& g = at(group);
+  for (size_t k = 0; k < g.facts.parts.size(); ++k) {
+    const GatherPart& part = g.facts.parts[k];
     void* out[kMaxOperands];
     for (size_t i = 0; i < part.schedule.operands; ++i) out[i] = storage + g.facts.parameters[part.first + i].offset;
     Call call;
@@ -348,6 +409,8 @@ Status ParamCommunicator::transfer(int group, std::byte* storage) {
     call.schedule = &part.schedule;
     call.in = g.in.data() + part.first;
     call.out = out;
+    call.stream = stream;
+    if (device_) call.held = &g.device[k];
     const Status status = comm_->run(call);
     if (status.ok()) continue;
     if (part.first == 0 || !nothingMoved(status)) return status;
@@ -372,33 +435,56 @@ std::byte* ParamCommunicator::storageOf(const Group& group) const {
   return group.slot >= 0 ? slots_[static_cast<size_t>(group.slot)].storage.data() : group.storage.data();
 }
 
-Status ParamCommunicator::release(int group) {
+Status ParamCommunicator::release(int group, ulyssesStream_t stream) {
   const std::lock_guard lock(mutex_);
   ULYSSES_TRY(check(group));
   Group& g = at(group);
   if (!g.held) return Status(ulyssesInvalidUsage, formatText("group {} is not acquired", group));
+  if (device_) {
+    ULYSSES_ASSIGN(orderOf(g).read, device_->mark(stream));
+  }
   g.held = false;
   if (residency_.kind == ulyssesResidencyTransient) empty(slots_[static_cast<size_t>(g.slot)]);
   return {};
 }
 
-Status ParamCommunicator::publish(int group) {
+Status ParamCommunicator::publish(int group, ulyssesStream_t stream) {
   const std::lock_guard lock(mutex_);
   ULYSSES_TRY(checkFree(group));
   Group& g = at(group);
+  if (device_) {
+    ULYSSES_ASSIGN(g.published, device_->mark(stream));
+  }
   g.version = g.gathered + 1;
   g.prefetched = false;
   return {};
 }
 
-Status ParamCommunicator::reshard(int group) {
+Status ParamCommunicator::reshard(int group, ulyssesStream_t stream) {
   const std::lock_guard lock(mutex_);
   ULYSSES_TRY(checkFree(group));
   Group& g = at(group);
   if (g.slot >= 0) empty(slots_[static_cast<size_t>(g.slot)]);
   forget(g);
+  if (device_ && g.storage) {
+    ULYSSES_ASSIGN(const DeviceShards::MomentRef here, device_->mark(stream));
+    retired_.push_back({std::move(g.storage), g.order.read, g.order.filled, here});
+    g.order = {};
+    freeRetired(false);
+  }
   g.storage = Storage();
   return {};
+}
+
+void ParamCommunicator::freeRetired(bool all) {
+  if (!device_) return;
+  std::erase_if(retired_, [&](const Retired& r) {
+    for (const DeviceShards::MomentRef& moment : {r.read, r.filled, r.dropped}) {
+      if (all) device_->wait(moment);
+      if (!device_->over(moment)) return false;
+    }
+    return true;
+  });
 }
 
 Status ParamCommunicator::setBudget(size_t bytes) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "api/communicator.h"
+#include "param/device_shards.h"
 #include "param/group.h"
 #include "param/residency.h"
 #include "param/storage.h"
@@ -20,26 +21,35 @@ class ParamCommunicator {
   static Result<std::shared_ptr<ParamCommunicator>> create(std::shared_ptr<Communicator> comm,
                                                            const ulyssesParamConfig_t* config);
 
+  ~ParamCommunicator();
+
   const std::shared_ptr<Communicator>& communicator() const { return comm_; }
 
   Status add(std::span<const ulyssesParamDesc_t> descs, int* group);
   Status commit();  // collective
   // Collective, as far as the group is not resident. `local`: what is wrong with the call already.
-  Status acquire(int group, void* ptrs[], Status local);
-  Status prefetch(int group, Status local);
+  Status acquire(int group, void* ptrs[], ulyssesStream_t stream, Status local);
+  Status prefetch(int group, ulyssesStream_t stream, Status local);
   Status setBudget(size_t bytes);  // collective
-  Status release(int group);
-  Status publish(int group);
-  Status reshard(int group);
+  Status release(int group, ulyssesStream_t stream);
+  Status publish(int group, ulyssesStream_t stream);
+  Status reshard(int group, ulyssesStream_t stream);
   void describe(ulyssesParamStats_t& stats) const;
 
  private:
+  // Of device memory: what has to be over on their streams before a copy is written or read anew.
+  struct Order {
+    DeviceShards::MomentRef filled, read;
+  };
   // A group and its copy. A version is what one gather can tell from the one before, so publishing twice in between
   // makes one.
   struct Group {
     ParamGroup facts;
-    std::vector<const void*> in;                       // this rank's shards, as they are gathered
+    std::vector<const void*> in;   // this rank's shards, as they are gathered
+    std::vector<OnDevice> device;  // of its parts
+    DeviceShards::MomentRef published;
     Storage storage;                                   // of a pinned group
+    Order order;                                       // likewise
     int slot = -1;                                     // of a streamed one
     uint64_t version = 1, gathered = 0, resident = 0;  // of the shards; of the last gather; of the copy (0: none)
     bool held = false;                                 // between Acquire and Release
@@ -48,6 +58,7 @@ class ParamCommunicator {
   };
   struct Slot {
     Storage storage;
+    Order order;
     int group = -1;
     uint64_t filled = 0;
   };
@@ -69,16 +80,23 @@ class ParamCommunicator {
   Status adopt(const ResidencyPlan& plan);
   Status allocate(std::span<Storage* const> places, std::span<const Storage::Size> sizes);
   Storage::Size slotSize() const;
-  void prepareShards();
+  Status prepareShards();
 
   // The slot that a streamed group is gathered into: its own, one that is free, a new one; -1 where there is none.
   int findSlot(int group, bool desperate) const;
   bool mayGrow() const { return residency_.kind == ulyssesResidencyTransient || slots_.size() < plan_.slots; }
   // Collective: storage for a group that has none, after a Reshard or where the pool has to grow.
   Status growFor(int group);
-  Status gather(int group, int slot);
-  Status transfer(int group, std::byte* storage);
+  Order& orderOf(Group& group) { return group.slot >= 0 ? slots_[static_cast<size_t>(group.slot)].order : group.order; }
+  Status gather(int group, int slot, ulyssesStream_t stream);
+  Status transfer(int group, std::byte* storage, ulyssesStream_t stream);
+  // This rank's shards as they are gathered, after all that the gather must follow.
+  Status stageShards(int group, const Order& order, ulyssesStream_t stream);
   void castShards(const Group& group);
+  // Waits on the host until no stream uses any copy.
+  void drain();
+  // Gives back what was waiting for streams. All of it: waits on the host.
+  void freeRetired(bool all);
   void forget(Group& group);  // its copy
   void empty(Slot& slot);
   std::byte* storageOf(const Group& group) const;
@@ -88,12 +106,18 @@ class ParamCommunicator {
   Residency residency_;
   mutable std::mutex mutex_;
   bool committed_ = false;
-  Status failedAdd_;  // why the first group that was refused was
+  Status failedAdd_;     // why the first group that was refused was
   uint64_t number_ = 0;  // among the parameter communicators of comm_
   std::vector<Group> groups_;
   ResidencyPlan plan_;
   std::vector<Slot> slots_;
-  std::vector<std::byte> cast_;  // this rank's shards of the group that is gathered, where they are cast
+  std::vector<std::byte> cast_;           // this rank's shards of the group that is gathered, where they are cast
+  std::unique_ptr<DeviceShards> device_;  // null on host memory
+  struct Retired {
+    Storage storage;
+    DeviceShards::MomentRef read, filled, dropped;
+  };
+  std::vector<Retired> retired_;  // storage that streams may still use
   ulyssesParamStats_t stats_ = ULYSSES_PARAM_STATS_INITIALIZER;
 };
 

@@ -9,11 +9,13 @@
 #include "base/checked.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "param/device_shards.h"
 
 namespace ulysses {
 namespace {
 
-constexpr size_t kPageBytes = 4096;  // what windows and plain storage begin at
+constexpr size_t kPageBytes = 4096;       // what windows and plain host memory begin at
+constexpr size_t kDeviceAlignment = 256;  // what cudaMalloc gives
 
 Status outOfMemory(size_t bytes) {
   const size_t available = static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -34,7 +36,8 @@ Status Storage::allocate(Communicator& comm, std::span<const Size> sizes, std::v
   for (size_t i = 0; i < sizes.size() && local.ok(); ++i) {
     Storage& s = made[i];
     s.bytes_ = std::max<size_t>(sizes[i].bytes, 1);
-    const size_t slack = sizes[i].alignment > kPageBytes ? sizes[i].alignment : 0;
+    const size_t slack =
+        sizes[i].alignment > (comm.onDevice() ? kDeviceAlignment : kPageBytes) ? sizes[i].alignment : 0;
     const size_t wanted = alignUp(s.bytes_ + slack, kPageBytes);
     if (wanted <= room) {
       const Status status = comm.allocateWindow(wanted, &s.base_);
@@ -47,7 +50,16 @@ Status Storage::allocate(Communicator& comm, std::span<const Size> sizes, std::v
         room = 0;
       }
     }
-    if (s.base_ == nullptr) {
+    if (s.base_ == nullptr && comm.onDevice()) {
+      s.device_ = comm.device();
+      Result<std::byte*> memory = allocateDeviceMemory(wanted, s.device_);
+      if (!memory.ok()) {
+        local = Status(memory.status().code(), formatText("{} bytes of device memory for gathered parameters: {}",
+                                                          wanted, memory.status().message()));
+        break;
+      }
+      s.base_ = memory.value();
+    } else if (s.base_ == nullptr) {
       s.base_ = static_cast<std::byte*>(std::aligned_alloc(kPageBytes, wanted));
       if (s.base_ == nullptr) {
         local = outOfMemory(wanted);
@@ -65,7 +77,9 @@ Status Storage::allocate(Communicator& comm, std::span<const Size> sizes, std::v
 
 void Storage::release() {
   if (base_ == nullptr) return;
-  if (comm_ == nullptr) {
+  if (comm_ == nullptr && device_ >= 0) {
+    freeDeviceMemory(base_, device_);
+  } else if (comm_ == nullptr) {
     std::free(base_);
   } else if (const Status status = comm_->memFree(base_); !status.ok()) {
     ULYSSES_LOG(Warn, -1, "storage of gathered parameters: {}", status.message());

@@ -34,6 +34,7 @@ class Storage {
  private:
   void swap(Storage& other) noexcept {
     std::swap(comm_, other.comm_);
+    std::swap(device_, other.device_);
     std::swap(base_, other.base_);
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
@@ -41,6 +42,7 @@ class Storage {
   void release();
 
   Communicator* comm_ = nullptr;  // set for a window
+  int device_ = -1;               // of plain device memory
   std::byte *base_ = nullptr, *data_ = nullptr;
   size_t bytes_ = 0;
 };
