@@ -379,8 +379,9 @@ typedef struct ulyssesParamDesc {
   ulyssesDataType_t shardType, gatherType; /* equal, or float32 and bfloat16 or float16: the shard is cast before the
                                               gather, to nearest even, NaN to 0x7FC0 or 0x7E00 */
   const size_t* splits; /* elements per rank, read by GroupAdd only; NULL: balanced. Zero is allowed */
-  const void* shard;    /* this rank's elements: the caller's, read by every gather, valid as long as
-                           the parameter communicator */
+  const void* shard;    /* this rank's elements: the caller's, read by every gather, valid as long as the parameter
+                           communicator. With device memory: there, or in host memory, from where every gather copies
+                           them (beside other work where they are pinned) */
   size_t alignment;     /* bytes, a power of two, of the gathered parameter; 0: an element's size */
 } ulyssesParamDesc_t;
 #define ULYSSES_PARAM_DESC_INITIALIZER                                                                                \
@@ -429,7 +430,8 @@ ULYSSES_API ulyssesResult_t ulyssesParamCommit(ulyssesParamComm_t params);
    Gathers where the resident copy is older than the last Publish, else is a hit: no communication, no kernel.
    Collective; a hit does not wait. Ranks of which some hit and some gather return ulyssesMismatch, a rank that hit at
    its next call. Persistent addresses stay fixed until Reshard, SetBudget or destroy, which invalidate graphs that
-   captured them. As FSDP's unshard. Errors: ulyssesInvalidUsage (before Commit, acquired already),
+   captured them. Under capture a hit records nothing, and a gather follows the rules of ulyssesAllGather. As FSDP's
+   unshard. Errors: ulyssesInvalidUsage (before Commit, acquired already),
    ulyssesInvalidArgument (no such group), ulyssesOutOfMemory, ulyssesUnhandledCudaError. */
 ULYSSES_API ulyssesResult_t ulyssesParamAcquire(ulyssesParamComm_t params, int group, void* ptrs[],
                                                 ulyssesStream_t stream);
@@ -438,8 +440,9 @@ ULYSSES_API ulyssesResult_t ulyssesParamAcquire(ulyssesParamComm_t params, int g
    ulyssesInvalidUsage (not acquired). */
 ULYSSES_API ulyssesResult_t ulyssesParamRelease(ulyssesParamComm_t params, int group, ulyssesStream_t stream);
 
-/* Starts the gather that the next Acquire of the group would do, where there is a slot for it. Collective, in program
-   order. Errors: as Acquire. */
+/* Starts the gather that the next Acquire of the group would do, where there is a slot for it: when the stream has come to
+   this point, beside what follows on it. Exchanges of the same communicator wait for the gather; one of its own (Split)
+   keeps parameters apart. Collective, in program order. Errors: as Acquire. */
 ULYSSES_API ulyssesResult_t ulyssesParamPrefetch(ulyssesParamComm_t params, int group, ulyssesStream_t stream);
 
 /* The shard has changed, by work before this point of the stream: the group has a new version and the next Acquire
