@@ -21,11 +21,12 @@ Status checkPointer(const char* name, size_t operand, const void* p, size_t exte
   if (extent == 0) return {};
   if (p == nullptr) return Status(ulyssesInvalidArgument, formatText("{} of operand {} is NULL", name, operand));
   if (reinterpret_cast<uintptr_t>(p) > UINTPTR_MAX - extent)
-    return Status(ulyssesInvalidArgument, formatText("{} of operand {} ({}) has no room for {} bytes before the end of memory",
-                                                      name, operand, p, extent));
+    return Status(ulyssesInvalidArgument,
+                  formatText("{} of operand {} ({}) has no room for {} bytes before the end of memory", name, operand,
+                             p, extent));
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
     return Status(ulyssesInvalidArgument, formatText("{} of operand {} ({}) is not aligned to its element of {} bytes",
-                                                      name, operand, p, alignment));
+                                                     name, operand, p, alignment));
   return {};
 }
 
@@ -47,7 +48,8 @@ Status checkBuffers(const Schedule& s, const void* const in[], void* const out[]
       if (!output.overlaps(input) || s.inExtent[i] == 0 || s.outExtent[o] == 0) continue;
       if (i == o && s.inPlaceWhole && in[i] == out[o]) continue;
       if (i == o && s.inPlaceOwn && input.begin == output.begin + s.inExtent[i] * static_cast<size_t>(s.rank)) continue;
-      return Status(ulyssesInvalidArgument, formatText("the output of operand {} overlaps the input of operand {}", o, i));
+      return Status(ulyssesInvalidArgument,
+                    formatText("the output of operand {} overlaps the input of operand {}", o, i));
     }
   }
   return {};

@@ -114,6 +114,7 @@ Status Communicator::setUpDevice(size_t capBytes, Deadline deadline) {
   }
   if (!noWindows_.empty()) return {};
   registrar_ = std::make_unique<Registrar>(rank_, nranks_, makeDeviceProvider(device_), capBytes);
+  if (nranks_ == 1) return {};  // nobody to exchange with: no flags, no kernels
   DeviceTransport::Setup setup{};
   setup.rank = rank_;
   setup.nranks = nranks_;

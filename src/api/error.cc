@@ -15,22 +15,36 @@ ulyssesResult_t report(const Status& status) {
 
 extern "C" {
 
-const char* ulyssesGetLastError(void) { return ulysses::lastError.c_str(); }
+const char* ulyssesGetLastError(void) {
+  return ulysses::lastError.c_str();
+}
 
 const char* ulyssesGetErrorString(ulyssesResult_t result) {
   switch (result) {
-    case ulyssesSuccess: return "no error";
-    case ulyssesUnhandledCudaError: return "unhandled CUDA error";
-    case ulyssesSystemError: return "system error";
-    case ulyssesInternalError: return "internal error";
-    case ulyssesInvalidArgument: return "invalid argument";
-    case ulyssesInvalidUsage: return "invalid usage";
-    case ulyssesRemoteError: return "remote error: another rank has failed, aborted or gone";
-    case ulyssesInProgress: return "in progress";
-    case ulyssesTimeout: return "timeout: a rank did not make the call in time";
-    case ulyssesMismatch: return "mismatch: the ranks disagree on the call";
-    case ulyssesOutOfMemory: return "out of memory, or the window cap is reached";
-    case ulyssesNotSupported: return "not supported";
+    case ulyssesSuccess:
+      return "no error";
+    case ulyssesUnhandledCudaError:
+      return "unhandled CUDA error";
+    case ulyssesSystemError:
+      return "system error";
+    case ulyssesInternalError:
+      return "internal error";
+    case ulyssesInvalidArgument:
+      return "invalid argument";
+    case ulyssesInvalidUsage:
+      return "invalid usage";
+    case ulyssesRemoteError:
+      return "remote error: another rank has failed, aborted or gone";
+    case ulyssesInProgress:
+      return "in progress";
+    case ulyssesTimeout:
+      return "timeout: a rank did not make the call in time";
+    case ulyssesMismatch:
+      return "mismatch: the ranks disagree on the call";
+    case ulyssesOutOfMemory:
+      return "out of memory, or the window cap is reached";
+    case ulyssesNotSupported:
+      return "not supported";
   }
   return "unknown result code";
 }

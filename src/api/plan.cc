@@ -24,7 +24,8 @@ Plan::Plan(std::shared_ptr<Communicator> comm, uint64_t number, std::vector<layo
       gradTracked_(std::move(gradTracked)),
       schedule_(exchangeSchedule(operands_, strides_, comm_->rank())) {}
 
-Result<std::shared_ptr<Plan>> Plan::create(std::span<const ulyssesA2ADesc_t> descs, std::shared_ptr<Communicator> comm) {
+Result<std::shared_ptr<Plan>> Plan::create(std::span<const ulyssesA2ADesc_t> descs,
+                                           std::shared_ptr<Communicator> comm) {
   const int nranks = comm->nranks(), rank = comm->rank();
   // The descriptors are checked before the agreement, so that what is wrong with them is everybody's result.
   std::vector<layout::Operand> operands;
@@ -64,9 +65,11 @@ std::shared_ptr<Plan> Plan::inverse() const {
     operands.push_back(layout::inverse(operands_[i]));
     // A replicating operand's inverse has more heads than its forward input had: its output is contiguous.
     const bool sameHeads = operands.back().heads == operands_[i].heads;
-    strides.push_back({strides_[i].out, sameHeads ? strides_[i].in : std::vector<layout::Strides>(strides_[i].in.size())});
+    strides.push_back(
+        {strides_[i].out, sameHeads ? strides_[i].in : std::vector<layout::Strides>(strides_[i].in.size())});
   }
-  std::shared_ptr<Plan> plan(new Plan(comm_, number_ ^ 1, std::move(operands), std::move(strides), dtype_, gradTracked_));
+  std::shared_ptr<Plan> plan(
+      new Plan(comm_, number_ ^ 1, std::move(operands), std::move(strides), dtype_, gradTracked_));
   plan->prepared_ = inversePrepared_;
   plan->inversePrepared_ = prepared_;
   return plan;
@@ -96,7 +99,8 @@ Status Plan::execute(const void* const in[], void* const out[], ulyssesStream_t 
   call.geometry.object = number_;
   call.geometry.dtype = dtype_;
   call.geometry.operands = schedule_.operands;
-  if (stream != nullptr && !comm_->onDevice()) call.local = Status(ulyssesInvalidArgument, "on host memory the stream is NULL");
+  if (stream != nullptr && !comm_->onDevice())
+    call.local = Status(ulyssesInvalidArgument, "on host memory the stream is NULL");
   if (call.local.ok()) call.local = checkBuffers(schedule_, in, out);
   call.schedule = &schedule_;
   call.in = in;

@@ -18,10 +18,14 @@ namespace {
 
 const char* stateName(FlightRecorder::State state) {
   switch (state) {
-    case FlightRecorder::State::Waiting: return "waiting for the ranks";
-    case FlightRecorder::State::Moving: return "moving";
-    case FlightRecorder::State::Done: return "done";
-    case FlightRecorder::State::Failed: return "failed";
+    case FlightRecorder::State::Waiting:
+      return "waiting for the ranks";
+    case FlightRecorder::State::Moving:
+      return "moving";
+    case FlightRecorder::State::Done:
+      return "done";
+    case FlightRecorder::State::Failed:
+      return "failed";
   }
   return "unknown";
 }
@@ -30,8 +34,10 @@ std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') out += '\\';
-    if (static_cast<unsigned char>(c) < 0x20) out += formatText("\\u{:04x}", static_cast<int>(c));
-    else out += c;
+    if (static_cast<unsigned char>(c) < 0x20)
+      out += formatText("\\u{:04x}", static_cast<int>(c));
+    else
+      out += c;
   }
   return out + '"';
 }
@@ -85,15 +91,16 @@ std::string FlightRecorder::line(const Record& r, uint64_t number) const {
              static_cast<uint32_t>(r.direction), static_cast<uint64_t>(r.batch), static_cast<uint64_t>(r.seq),
              static_cast<uint64_t>(r.heads), static_cast<uint64_t>(r.headDim), static_cast<uint64_t>(r.object),
              static_cast<uint64_t>(r.version)) +
-         formatText("\"began_ns\": {}, \"moving_ns\": {}, \"ended_ns\": {}, \"code\": {}, \"text\": {}}}", time(r.began),
-                    time(r.moving), time(r.ended), static_cast<int>(r.code),
+         formatText("\"began_ns\": {}, \"moving_ns\": {}, \"ended_ns\": {}, \"code\": {}, \"text\": {}}}",
+                    time(r.began), time(r.moving), time(r.ended), static_cast<int>(r.code),
                     quoted(r.code == ulyssesSuccess ? std::string() : r.text));
 }
 
 std::string FlightRecorder::json() const {
   const std::lock_guard lock(texts_);
   std::string out = formatText(
-      "{{\"ulysses\": {}, \"comm\": {}, \"rank\": {}, \"nranks\": {}, \"host\": {}, \"pid\": {}, \"now_ns\": {},\n \"calls\": [",
+      "{{\"ulysses\": {}, \"comm\": {}, \"rank\": {}, \"nranks\": {}, \"host\": {}, \"pid\": {}, \"now_ns\": {},\n "
+      "\"calls\": [",
       ULYSSES_VERSION_CODE, quoted(comm_), rank_, nranks_, quoted(hostName()), getpid(), steadyNs());
   const char* separator = "\n";
   const uint64_t next = next_;
@@ -107,15 +114,17 @@ std::string FlightRecorder::json() const {
 Status FlightRecorder::write(const char* path, std::string* written) const {
   static std::atomic<unsigned> files{0};
   const std::string folder = Parameters::fromEnvironment().dumpDir;
-  *written = path != nullptr ? path
-                             : formatText("{}/ulysses-{}-{}-rank{}-{}.json", folder, hostName(), getpid(), rank_, ++files);
+  *written = path != nullptr
+                 ? path
+                 : formatText("{}/ulysses-{}-{}-rank{}-{}.json", folder, hostName(), getpid(), rank_, ++files);
   const std::string text = json();
   std::FILE* file = std::fopen(written->c_str(), "we");
   bool good = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
   const int error = errno;
   if (file != nullptr) good = std::fclose(file) == 0 && good;
   if (good) return {};
-  return Status(ulyssesSystemError, formatText("the flight recorder's file {} cannot be written: {}", *written, std::strerror(error)));
+  return Status(ulyssesSystemError,
+                formatText("the flight recorder's file {} cannot be written: {}", *written, std::strerror(error)));
 }
 
 }  // namespace ulysses

@@ -30,6 +30,7 @@ inline Result<DeviceBuffer> deviceBuffer(size_t bytes) {
   ULYSSES_TRY(cudaStatus(cudaMalloc(&p, bytes), "device memory for tables"));
   DeviceBuffer buffer(p);
   ULYSSES_CUDA(cudaMemset(p, 0, bytes));
+  ULYSSES_CUDA(cudaStreamSynchronize(nullptr));  // other streams do not wait for it
   return buffer;
 }
 

@@ -27,6 +27,7 @@ constexpr size_t kEagerStaging = size_t{256} << 20;
 constexpr size_t kRecordedStaging = size_t{16} << 20;  // of what graphs hold: a plan's own, or shared by recorded calls
 constexpr uint64_t kBytesPerCta = uint64_t{64} << 10;
 constexpr uint32_t kMostCtas = 64;  // for each part
+constexpr size_t kBootstrapBytes = size_t{64} << 10;
 constexpr auto kLook = std::chrono::milliseconds(20);
 constexpr auto kGrace = std::chrono::milliseconds(200);
 
@@ -259,8 +260,11 @@ class CudaNccl final : public NcclTransport {
   // Collective. All ranks have just been heard of; one that dies in here is noticed by NCCL's own connections.
   Status connect(Deadline deadline) {
     if (connected_) return takeError();
-    const Status made = agreeStage(*s_.channel, makeComm(deadline), deadline);
-    const Status met = made.ok() ? agreeStage(*s_.channel, meet(deadline), deadline) : made;
+    Meeting meeting;
+    Status status = makeComm(deadline);
+    if (status.ok()) status = prepareMeeting(&meeting);
+    const Status made = agreeStage(*s_.channel, status, deadline);
+    const Status met = made.ok() ? agreeStage(*s_.channel, meet(meeting, deadline), deadline) : made;
     if (!met.ok()) {
       abortNccl();
       if (met.code() != ulyssesTimeout && met.code() != ulyssesRemoteError)
@@ -287,16 +291,26 @@ class CudaNccl final : public NcclTransport {
     return ncclStatus(nccl_, nccl_.ncclCommInitRank(&comm_, s_.nranks, all[0].id, s_.rank), "ncclCommInitRank");
   }
 
-  // Collective: a byte between all pairs. NCCL connects a pair when it first sends, and waits on the host for that:
-  // here, not in a launch.
-  Status meet(Deadline deadline) {
+  // What a first message of every pair needs: made before any rank sends, and freed when all have received, because a
+  // rank of the same process that makes or frees memory may wait for what is on the device.
+  struct Meeting {
+    DeviceBuffer buffer;
+    OwnStream stream;
+  };
+  Status prepareMeeting(Meeting* meeting) {
     ULYSSES_CUDA(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming));
     ULYSSES_CUDA(static_cast<cudaError_t>(device::loadStagingCopy()));
+    ULYSSES_ASSIGN(meeting->buffer, deviceBuffer(2 * static_cast<size_t>(s_.nranks)));
+    ULYSSES_ASSIGN(meeting->stream, ownStream());
+    return {};
+  }
+
+  // Collective: a byte between all pairs. NCCL connects a pair when it first sends, and waits on the host for that:
+  // here, not in a launch.
+  Status meet(const Meeting& meeting, Deadline deadline) {
     const auto n = static_cast<size_t>(s_.nranks);
-    ULYSSES_ASSIGN(const DeviceBuffer buffer, deviceBuffer(2 * n));
-    ULYSSES_ASSIGN(const OwnStream stream, ownStream());
-    ULYSSES_CUDA(cudaDeviceSynchronize());
-    auto* bytes = static_cast<std::byte*>(buffer.get());
+    const OwnStream& stream = meeting.stream;
+    auto* bytes = static_cast<std::byte*>(meeting.buffer.get());
     ULYSSES_TRY(grouped([&]() -> Status {
       for (int p = 0; p < s_.nranks; ++p) {
         if (p == s_.rank) continue;
@@ -492,20 +506,39 @@ Result<NcclRanks> ncclRanks(ncclComm* comm) {
   ULYSSES_TRY(ncclStatus(*nccl, nccl->ncclCommCount(comm, &ranks.nranks), "ncclCommCount"));
   ULYSSES_TRY(ncclStatus(*nccl, nccl->ncclCommUserRank(comm, &ranks.rank), "ncclCommUserRank"));
   ULYSSES_TRY(ncclStatus(*nccl, nccl->ncclCommCuDevice(comm, &ranks.device), "ncclCommCuDevice"));
-  ranks.allgather = [nccl, comm, nranks = static_cast<size_t>(ranks.nranks), device = ranks.device](
-                        const void* send, void* recv, size_t bytes) -> Status {
-    const DeviceGuard guard(device);
-    ULYSSES_TRY(guard.status());
-    ULYSSES_ASSIGN(const OwnStream stream, ownStream());
-    ULYSSES_ASSIGN(const DeviceBuffer buffer, deviceBuffer(bytes * (nranks + 1) + 1));
-    ULYSSES_CUDA(cudaDeviceSynchronize());
-    auto* all = static_cast<std::byte*>(buffer.get());
-    std::byte* mine = all + bytes * nranks;
-    ULYSSES_CUDA(cudaMemcpyAsync(mine, send, bytes, cudaMemcpyHostToDevice, stream.get()));
-    const NcclLibrary::Result result = nccl->ncclAllGather(mine, all, bytes, NcclLibrary::kBytes, comm, stream.get());
-    ULYSSES_TRY(ncclStatus(*nccl, settled(*nccl, result, comm), "ncclAllGather", comm));
-    ULYSSES_CUDA(cudaMemcpyAsync(recv, all, bytes * nranks, cudaMemcpyDeviceToHost, stream.get()));
-    return cudaStatus(cudaStreamSynchronize(stream.get()), "an all-gather over the caller's NCCL communicator");
+  // Memory is made before the first collective and freed after the last, as above.
+  struct Room {
+    NcclLibrary nccl;
+    OwnStream stream;
+    DeviceBuffer memory;
+    size_t bytes = 0;  // of a block
+  };
+  const auto room = std::make_shared<Room>();
+  room->nccl = *nccl;
+  const DeviceGuard guard(ranks.device);
+  ULYSSES_TRY(guard.status());
+  ULYSSES_ASSIGN(room->stream, ownStream());
+  const auto n = static_cast<size_t>(ranks.nranks);
+  const auto widen = [room, n](size_t bytes) -> Status {
+    if (bytes <= room->bytes) return {};
+    ULYSSES_ASSIGN(room->memory, deviceBuffer(bytes * (n + 1)));
+    room->bytes = bytes;
+    return {};
+  };
+  ULYSSES_TRY(widen(kBootstrapBytes));
+  ranks.allgather = [room, widen, comm, n, device = ranks.device](const void* send, void* recv,
+                                                                  size_t bytes) -> Status {
+    const DeviceGuard here(device);
+    ULYSSES_TRY(here.status());
+    ULYSSES_TRY(widen(bytes));
+    cudaStream_t stream = room->stream.get();
+    auto* all = static_cast<std::byte*>(room->memory.get());
+    std::byte* mine = all + room->bytes * n;
+    ULYSSES_CUDA(cudaMemcpyAsync(mine, send, bytes, cudaMemcpyHostToDevice, stream));
+    const NcclLibrary::Result result = room->nccl.ncclAllGather(mine, all, bytes, NcclLibrary::kBytes, comm, stream);
+    ULYSSES_TRY(ncclStatus(room->nccl, settled(room->nccl, result, comm), "ncclAllGather", comm));
+    ULYSSES_CUDA(cudaMemcpyAsync(recv, all, bytes * n, cudaMemcpyDeviceToHost, stream));
+    return cudaStatus(cudaStreamSynchronize(stream), "an all-gather over the caller's NCCL communicator");
   };
   return ranks;
 }

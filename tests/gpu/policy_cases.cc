@@ -3,6 +3,7 @@
 #include "gpu/support/device_ranks.h"
 #include "support/catch.h"
 #include "support/policy_table.h"
+#include "support/rendezvous_process.h"
 
 namespace ulysses::testing {
 namespace {
@@ -13,7 +14,8 @@ std::string planOf(const PolicyCase& c, int rank, ulyssesComm_t comm, cudaStream
   d.batch = c.facts.planes, d.seq = c.facts.seq, d.heads = c.facts.heads, d.headDim = c.facts.headDim;
   d.dtype = c.facts.dtype, d.direction = c.facts.direction, d.gradTracked = c.facts.gradTracked;
   const size_t p = static_cast<size_t>(c.facts.ranks), row = d.heads * d.headDim;
-  if (!c.facts.contiguous && rank == 0) d.inStride[0] = d.seq / p * 2 * row, d.inStride[1] = 2 * row, d.inStride[2] = d.headDim;
+  if (!c.facts.contiguous && rank == 0)
+    d.inStride[0] = d.seq / p * 2 * row, d.inStride[1] = 2 * row, d.inStride[2] = d.headDim;
   const size_t before = infoOf(comm).windowBytes;
   PlanPair plans;
   EXPECT_OK(plans.make(d, comm));
@@ -50,36 +52,36 @@ TEST_CASE("the policy's table through plans on device memory", "[gpu][policy][la
     ulyssesConfig_t config = deviceConfig();
     config.windowCapBytes = c.facts.capBytes;
     setenv("ULYSSES_A2A_LONG_TRAINING", c.facts.longTraining == LongTraining::Auto ? "auto" : "chunked", 1);
-    CHECK(onDevice(As::Threads, c.facts.ranks, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
-            const std::string text = planOf(c, rank, comm, stream);
-            meeting.wait();
-            return text;
-          }, config, c.facts.gpu) == "");
+    CHECK(onDevice(
+              As::Threads, c.facts.ranks,
+              [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+                const std::string text = planOf(c, rank, comm, stream);
+                meeting.wait();
+                return text;
+              },
+              config, c.facts.gpu) == "");
   }
   unsetenv("ULYSSES_A2A_LONG_TRAINING");
 }
 
 TEST_CASE("long-training differs by rank: all stage as the careful one", "[gpu][policy]") {
   NEEDS_GPU;
-  CHECK(inChild([] {
-          ulyssesUniqueId id;
-          if (ulyssesGetUniqueId(&id) != ulyssesSuccess) return std::string("no unique id");
-          return failures(runRanks(As::Processes, 2, [&](int rank) -> std::string {
-            setenv("ULYSSES_A2A_LONG_TRAINING", rank == 0 ? "chunked" : "auto", 1);
-            const ulyssesConfig_t config = deviceConfig();
-            ulyssesComm_t comm = nullptr;
-            EXPECT_OK(ulyssesCommInitRankConfig(&comm, 2, id, rank, &config));
-            ulyssesA2ADesc_t d = ULYSSES_A2A_DESC_INITIALIZER;
-            d.batch = 3, d.seq = 160000, d.heads = 56, d.headDim = 128, d.gradTracked = 1;
-            {
-              PlanPair plans;
-              EXPECT_OK(plans.make(d, comm));
-              EXPECT_RANK(std::string(infoOf(plans.plan).path) == "fallback");
-            }
-            EXPECT_OK(ulyssesCommDestroy(comm));
-            return "";
-          }));
-        }) == "");
+  const RendezvousProcess rendezvous;
+  CHECK(failures(runRanks(As::Processes, 2, [&](int rank) -> std::string {
+          setenv("ULYSSES_A2A_LONG_TRAINING", rank == 0 ? "chunked" : "auto", 1);
+          const ulyssesConfig_t config = deviceConfig();
+          ulyssesComm_t comm = nullptr;
+          EXPECT_OK(ulyssesCommInitRankConfig(&comm, 2, rendezvous.id(), rank, &config));
+          ulyssesA2ADesc_t d = ULYSSES_A2A_DESC_INITIALIZER;
+          d.batch = 3, d.seq = 160000, d.heads = 56, d.headDim = 128, d.gradTracked = 1;
+          {
+            PlanPair plans;
+            EXPECT_OK(plans.make(d, comm));
+            EXPECT_RANK(std::string(infoOf(plans.plan).path) == "fallback");
+          }
+          EXPECT_OK(ulyssesCommDestroy(comm));
+          return "";
+        })) == "");
 }
 
 }  // namespace ulysses::testing

@@ -1,0 +1,305 @@
+// What the kernels do, on the thread of a stream: the same handshakes through the same flags (device/exchange.cuh),
+// with one thread in place of all CTAs, which goes from one to another.
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "device/cast.h"
+#include "device/copy.h"
+#include "device/exchange.h"
+#include "device/staging_copy.h"
+#include "emulator/runtime.h"
+#include "gpu/support/pattern.h"
+
+namespace ulysses::device {
+namespace {
+
+struct PlainMemory {
+  static Word load(uint64_t address) {
+    Word word;
+    std::memcpy(&word, reinterpret_cast<const void*>(address), 16);
+    return word;
+  }
+  static void store(uint64_t address, const Word& word) { std::memcpy(reinterpret_cast<void*>(address), &word, 16); }
+  static void copyNarrow(uint64_t dst, uint64_t src, uint32_t bytes) {
+    std::memmove(reinterpret_cast<void*>(dst), reinterpret_cast<const void*>(src), bytes);
+  }
+};
+
+void copyAll(const Block* blocks, const Stream& stream, const Tile& tile, const Place& src, const Place& dst) {
+  copyTile<4, PlainMemory>(blocks + stream.firstBlock, stream.blocks, tile, src, dst, 0, 1);
+}
+
+uint64_t load(const uint64_t* flag) {
+  return std::atomic_ref(*const_cast<uint64_t*>(flag)).load(std::memory_order_acquire);
+}
+void store(uint64_t* flag, uint64_t value) {
+  std::atomic_ref(*flag).store(value, std::memory_order_release);
+}
+uint64_t flagValue(uint32_t epoch, uint32_t count) {
+  return static_cast<uint64_t>(epoch) << 32 | count;
+}
+bool reached(const uint64_t* flag, uint64_t value) {
+  return static_cast<int64_t>(load(flag) - value) >= 0;
+}
+
+void storeLine(Line* line, uint64_t payload, uint32_t epoch) {
+  auto* words = reinterpret_cast<uint64_t*>(line);
+  store(&words[0], static_cast<uint64_t>(epoch) << 32 | static_cast<uint32_t>(payload));
+  store(&words[1], static_cast<uint64_t>(epoch) << 32 | payload >> 32);
+}
+bool loadLine(const Line* line, uint32_t epoch, uint64_t& payload) {
+  const auto* words = reinterpret_cast<const uint64_t*>(line);
+  const uint64_t low = load(&words[0]), high = load(&words[1]);
+  payload = high << 32 | static_cast<uint32_t>(low);
+  return low >> 32 == epoch && high >> 32 == epoch;
+}
+
+class Launch {
+ public:
+  explicit Launch(const Exchange& exchange)
+      : x(exchange),
+        table(*exchange.table),
+        blocks(exchange.table->blocks()),
+        rank(x.channel.rank),
+        nranks(x.channel.nranks) {}
+
+  void run(bool small) {
+    epoch = x.channel.epoch->value + 1;
+    for (int p = 0; p < nranks; ++p)
+      for (int item = 0; item <= x.operands; ++item)
+        storeLine(&flagsOf(p)->entry[epoch & 1][rank][item], item == 0 ? x.contract : x.location[item - 1], epoch);
+    x.channel.epoch->value = epoch;
+    for (int i = 0; i < x.operands; ++i) {
+      in[i] = reinterpret_cast<uint64_t>(x.in[i]);
+      out[rank][i] = reinterpret_cast<uint64_t>(x.out[i]);
+    }
+    if (small && x.contract != 0) sendLines();
+    if (!readEntries()) return;
+    copyTo(rank);
+    const bool all = small ? receiveLines() : runChunks();
+    if (!all) reportError(KernelError::Aborted, -1);
+  }
+
+ private:
+  Flags* flagsOf(int r) const { return reinterpret_cast<Flags*>(x.channel.flags[r]); }
+  Line* linesOfSender(int receiver, int sender) const {
+    char* lines = x.channel.flags[receiver] + flagsBytes(0, 0);
+    return reinterpret_cast<Line*>(lines) +
+           ((epoch & 1) * static_cast<uint64_t>(nranks) + static_cast<uint64_t>(sender)) *
+               linesOf(x.channel.smallBytes);
+  }
+  bool aborted() const { return std::atomic_ref(x.channel.host->abort).load() != 0; }
+  template <class Arrived>
+  bool await(const Arrived& arrived) const {
+    for (int spins = 0; !arrived(); ++spins) {
+      if (aborted()) return false;
+      spins < 100 ? std::this_thread::yield() : std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    return true;
+  }
+  void reportError(KernelError error, int by) const {
+    x.channel.host->errorEpoch = epoch;
+    x.channel.host->errorRank = by;
+    std::atomic_ref(x.channel.host->error).store(static_cast<uint32_t>(error));
+  }
+
+  bool readEntries() {
+    uint64_t contract[kMaxRanks];
+    bool agreed = true;
+    for (int p = 0; p < nranks; ++p) {
+      const Line* entry = flagsOf(rank)->entry[epoch & 1][p];
+      if (!await([&] { return loadLine(&entry[0], epoch, contract[p]); }))
+        return reportError(KernelError::Aborted, -1), false;
+      agreed = agreed && contract[p] == x.contract && contract[p] != 0;
+      if (contract[p] != x.contract || contract[p] == 0) continue;  // it may have fewer operands
+      for (int i = 0; i < x.operands; ++i) {
+        uint64_t location = kPlain;
+        if (!await([&] { return loadLine(&entry[1 + i], epoch, location); }))
+          return reportError(KernelError::Aborted, -1), false;
+        if (i == 0) staged[p] = location == kPlain;
+        if (p != rank && location != kPlain)
+          out[p][i] = x.channel.windows[windowOf(location)].base[p] + offsetOf(location);
+      }
+    }
+    if (agreed) return true;
+    int first = 1;
+    while (first < nranks && contract[first] == contract[0]) ++first;
+    if (first < nranks) reportError(KernelError::Mismatch, contract[0] == 0 ? 0 : first);
+    return false;
+  }
+
+  void copyTo(int peer) {
+    copyAll(blocks, table.send[peer], {0, table.send[peer].bytes}, placeOf(in), placeOf(out[peer]));
+  }
+
+  // A peer's chunks for or from one CTA; true when something was done.
+  struct Job {
+    int peer;
+    uint32_t cta;
+    uint64_t next = 0, chunks = 0;
+    bool push = false, over = false;
+  };
+  bool advance(Job& j) {
+    const Stream& stream = j.push ? table.send[j.peer] : table.recv[j.peer];
+    if (j.next == j.chunks) {
+      if (j.push) store(&flagsOf(j.peer)->landed[rank][j.cta], flagValue(epoch, kAllLanded));
+      return j.over = true;
+    }
+    const auto done = static_cast<uint32_t>(j.next + 1);
+    if (j.push && j.next >= kSlots && !reached(&flagsOf(rank)->credit[j.peer][j.cta], flagValue(epoch, done - kSlots)))
+      return false;
+    if (!j.push && !reached(&flagsOf(rank)->landed[j.peer][j.cta], flagValue(epoch, done))) return false;
+    const Tile tile = tileOf(stream.bytes, x.tileBytes, j.next, j.cta, x.ctas);
+    const int receiver = j.push ? j.peer : rank, sender = j.push ? rank : j.peer;
+    const Place slot = slotPlace(reinterpret_cast<uint64_t>(x.channel.staging[receiver]) +
+                                     slotOffset(receiver, sender, j.cta, x.ctas, j.next, x.tileBytes),
+                                 tile.begin);
+    copyAll(blocks, stream, tile, j.push ? placeOf(in) : slot, j.push ? slot : placeOf(out[rank]));
+    ++j.next;
+    if (j.push && j.next < j.chunks) store(&flagsOf(j.peer)->landed[rank][j.cta], flagValue(epoch, done));
+    if (!j.push && j.next - 1 + kSlots < j.chunks) store(&flagsOf(j.peer)->credit[rank][j.cta], flagValue(epoch, done));
+    return true;
+  }
+
+  bool runChunks() {
+    std::vector<Job> jobs;
+    for (int p = 0; p < nranks; ++p) {
+      if (p == rank) continue;
+      if (!staged[p]) copyTo(p);
+      for (uint32_t cta = 0; cta < x.ctas; ++cta) {
+        if (staged[rank])
+          jobs.push_back({p, cta, 0, chunksOf(table.recv[p].bytes, x.tileBytes, cta, x.ctas), false, false});
+        if (staged[p])
+          jobs.push_back({p, cta, 0, chunksOf(table.send[p].bytes, x.tileBytes, cta, x.ctas), true, false});
+        if (!staged[p]) store(&flagsOf(p)->landed[rank][cta], flagValue(epoch, kAllLanded));
+      }
+    }
+    const auto step = [&] {
+      bool all = true, some = false;
+      for (Job& j : jobs) {
+        if (j.over) continue;
+        some = advance(j) || some;
+        all = all && j.over;
+      }
+      return all || some;
+    };
+    const auto left = [&] {
+      for (const Job& j : jobs)
+        if (!j.over) return true;
+      return false;
+    };
+    while (left())
+      if (!await(step)) return false;
+    for (int p = 0; p < nranks; ++p)
+      for (uint32_t cta = 0; cta < x.ctas && p != rank; ++cta)
+        if (!await([&] { return reached(&flagsOf(rank)->landed[p][cta], flagValue(epoch, kAllLanded)); })) return false;
+    return true;
+  }
+
+  // A stream as it is sent, one byte after the other.
+  void sendLines() {
+    for (int p = 0; p < nranks; ++p) {
+      const Stream& stream = table.send[p];
+      if (p == rank) continue;
+      std::vector<uint64_t> payload((stream.bytes + 31) / 8);
+      copyAll(blocks, stream, {0, stream.bytes}, placeOf(in), slotPlace(reinterpret_cast<uint64_t>(payload.data()), 0));
+      for (uint64_t line = 0; line < linesOf(stream.bytes); ++line)
+        storeLine(linesOfSender(p, rank) + line, payload[line], epoch);
+    }
+  }
+  bool receiveLines() {
+    for (int p = 0; p < nranks; ++p) {
+      const Stream& stream = table.recv[p];
+      if (p == rank) continue;
+      std::vector<uint64_t> payload((stream.bytes + 31) / 8);
+      for (uint64_t line = 0; line < linesOf(stream.bytes); ++line)
+        if (!await([&] { return loadLine(linesOfSender(rank, p) + line, epoch, payload[line]); })) return false;
+      copyAll(blocks, stream, {0, stream.bytes}, slotPlace(reinterpret_cast<uint64_t>(payload.data()), 0),
+              placeOf(out[rank]));
+    }
+    return true;
+  }
+
+  const Exchange& x;
+  const WorkTable& table;
+  const Block* blocks;
+  const int rank, nranks;
+  uint32_t epoch = 0;
+  uint64_t in[kMaxOperands] = {}, out[kMaxRanks][kMaxOperands] = {};
+  bool staged[kMaxRanks] = {};
+};
+
+}  // namespace
+
+int loadKernels() {
+  return 0;
+}
+int residentCtas(int* ctas) {
+  *ctas = 132;
+  return 0;
+}
+int launchExchange(const Exchange& exchange, CUstream_st* stream) {
+  return emulator::enqueue(stream, [exchange] { Launch(exchange).run(false); });
+}
+int launchSmallExchange(const Exchange& exchange, CUstream_st* stream) {
+  return emulator::enqueue(stream, [exchange] { Launch(exchange).run(true); });
+}
+
+int loadStagingCopy() {
+  return 0;
+}
+int launchStagingCopy(const StagedCopy& copy, CUstream_st* stream) {
+  if (copy.count == 0) return 0;
+  return emulator::enqueue(stream, [copy] {
+    for (uint32_t part = 0; part < copy.count; ++part)
+      for (uint32_t cta = 0; cta < copy.ctas; ++cta)
+        copyStaged<4, PlainMemory>(copy, copy.parts[part], copy.in, copy.out, cta, 0, 1);
+  });
+}
+
+int loadCast() {
+  return 0;
+}
+int launchCast(const void* in, void* out, size_t count, bool toBfloat16, CUstream_st* stream) {
+  return emulator::enqueue(stream, [=] {
+    for (size_t i = 0; i < count; ++i) {
+      const uint32_t bits = static_cast<const uint32_t*>(in)[i];
+      static_cast<uint16_t*>(out)[i] = toBfloat16 ? bfloat16Of(bits) : float16Of(bits);
+    }
+  });
+}
+
+}  // namespace ulysses::device
+
+namespace ulysses::testing {
+namespace {
+
+template <class Visit>
+void forEachUnit(const PlanePart& part, uint64_t seed, const Visit& visit) {
+  for (uint64_t i = 0; i < part.tokens * part.units; ++i) {
+    const uint64_t unit = (part.firstToken + i / part.units) * part.unitsOfToken + part.firstUnit + i % part.units;
+    visit(i, (unit + seed) * 0x9E3779B97F4A7C15ull);
+  }
+}
+
+}  // namespace
+
+void fill(void* data, const PlanePart& part, uint64_t seed, cudaStream_t stream) {
+  emulator::enqueue(stream, [=] {
+    auto* words = static_cast<uint64_t*>(data);
+    forEachUnit(part, seed, [&](uint64_t i, uint64_t mixed) { words[2 * i] = mixed, words[2 * i + 1] = ~mixed; });
+  });
+}
+void countWrong(const void* data, const PlanePart& part, uint64_t seed, unsigned long long* wrong,
+                cudaStream_t stream) {
+  emulator::enqueue(stream, [=] {
+    const auto* words = static_cast<const uint64_t*>(data);
+    forEachUnit(part, seed,
+                [&](uint64_t i, uint64_t mixed) { *wrong += words[2 * i] != mixed || words[2 * i + 1] != ~mixed; });
+  });
+}
+
+}  // namespace ulysses::testing

@@ -1,0 +1,22 @@
+// A stand-in for CUDA's runtime on host memory, for the tests of everything around the kernels where there is no GPU:
+// streams are threads that do one thing after another, events and captures order them as CUDA does, device memory of
+// other processes is mapped by handles. kernels.cc does what the kernels do. It knows what the library asks of CUDA and
+// no more, and nothing of time: only a GPU shows that the kernels themselves are right, and how fast they are.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+struct CUstream_st;
+
+namespace ulysses::emulator {
+
+// Behind what the stream has been given, or into the graph that it records. A cudaError_t.
+int enqueue(CUstream_st* stream, std::function<void()> work);
+
+// The allocation of cudaMalloc that an address lies in; false where there is none.
+bool allocationOf(const void* ptr, unsigned long long* base, size_t* bytes);
+// Whether the driver's virtual memory management has mapped something there.
+bool isMapped(const void* ptr);
+
+}  // namespace ulysses::emulator
