@@ -1,4 +1,7 @@
-// A point in monotonic time after which a wait gives up. Wall-clock jumps do not move it.
+// A point in monotonic time after which a wait gives up. Wall-clock jumps do not move it. Nor does a suspended machine:
+// CLOCK_MONOTONIC stands still meanwhile (CLOCK_BOOTTIME would not), as do all ranks of that machine, so the time that
+// is left is the same when they wake. Ranks on other machines count on: to them the sleepers are late, or gone once TCP
+// has had no answer for half a minute.
 #pragma once
 
 #include <algorithm>
