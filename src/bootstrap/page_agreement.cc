@@ -33,9 +33,8 @@ class PageAgreement final : public Agreement {
   }
 
   Status round(std::span<const std::byte> record, Deadline deadline) override {
-    if (ended()) return sticky_;
+    ULYSSES_TRY(before());
     const uint64_t k = next_;
-    if (failed(k)) return observe(k);
     std::memcpy(page_.record(k, rank_), record.data(), record.size());
     post(k);
     wait(k, deadline);
@@ -48,8 +47,7 @@ class PageAgreement final : public Agreement {
   const std::byte* payload(int rank) const override { return page_.payload(next_ - 1, rank); }
 
   Status post() override {
-    if (ended()) return sticky_;
-    if (failed(next_)) return observe(next_);
+    ULYSSES_TRY(before());
     ++hits_;
     page_.rank(rank_).lane.store(Lane(next_ - 1, hits_).word());
     ringAll();
@@ -58,11 +56,10 @@ class PageAgreement final : public Agreement {
 
   Status asyncError() override {
     if (!sticky_.ok()) return sticky_;
+    if (failed(next_)) return failure(decision(next_).kind(), decision(next_).rank());
     if (const int by = static_cast<int>(page_.aborted().load()); by != 0) return failure(Decision::Aborted, by - 1);
     for (int r = 0; r < nranks_; ++r)
       if (r != rank_ && channel_.dead(r) && page_.rank(r).departed.load() == 0) return failure(Decision::Died, r);
-    const Decision d = decision(next_);
-    if (d.speaksOf(next_) && d.state() == Decision::Failed) return failure(d.kind(), d.rank());
     return {};
   }
 
@@ -143,11 +140,13 @@ class PageAgreement final : public Agreement {
     const Decision d = decision(k);
     return d.speaksOf(k);
   }
-  // After a sticky failure, or an abort by anyone, no call begins.
-  bool ended() {
-    const uint32_t by = page_.aborted().load(std::memory_order_relaxed);
-    if (sticky_.ok() && by != 0) sticky_ = failure(Decision::Aborted, static_cast<int>(by) - 1);
-    return !sticky_.ok();
+  // What ends a call before it begins. An abort does so by the word: a peer in the round may have ended it otherwise.
+  Status before() {
+    if (!sticky_.ok()) return sticky_;
+    const uint64_t k = next_;
+    if (const int by = static_cast<int>(page_.aborted().load(std::memory_order_relaxed)); by != 0)
+      fail(k, {Decision::Aborted, by - 1});
+    return failed(k) ? observe(k) : Status();
   }
   bool failed(uint64_t k) const {
     const Decision d = decision(k);
@@ -192,6 +191,7 @@ class PageAgreement final : public Agreement {
     }
     ControlPage::Rank& me = page_.rank(rank_);
     for (;;) {
+      complete(k);  // for a rank that has posted last, and died before it could
       if (const Trouble t = trouble(k, -1, deadline); t.kind != Decision::None) fail(k, t);
       if (final(k)) return;
       const uint32_t bell = me.doorbell.load(std::memory_order_acquire);

@@ -10,6 +10,8 @@
 #include <thread>
 
 #include "base/test_hooks.h"
+#include "bootstrap/agreement.h"
+#include "bootstrap/control_page.h"
 #include "support/catch.h"
 #include "support/ranks.h"
 #include "support/tensors.h"
@@ -317,6 +319,61 @@ TEST_CASE("a communicator that a peer destroyed or aborted is reported at once",
             EXPECT_OK(ulyssesCommDestroy(comm));
             return "";
           })) == "");
+}
+
+TEST_CASE("a rank that comes after the others have timed out and aborted hears that it was late", "[host]") {
+  ulyssesUniqueId id;
+  REQUIRE(ulyssesGetUniqueId(&id) == ulyssesSuccess);
+  const ulyssesConfig_t config = withTimeout(300);
+  std::atomic<bool> aborted = false;
+  CHECK(failures(runRanks(As::Threads, 2, [&](int rank) -> std::string {
+          ulyssesComm_t comm = nullptr;
+          EXPECT_OK(ulyssesCommInitRankConfig(&comm, 2, id, rank, &config));
+          while (rank == 1 && !aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          ulyssesResult_t waiting = ulyssesSuccess;
+          EXPECT_OK(ulyssesCommGetAsyncError(comm, &waiting));
+          EXPECT_RANK(waiting == (rank == 1 ? ulyssesTimeout : ulyssesSuccess));
+          EXPECT_RANK(call(comm, 2, rank) == ulyssesTimeout && errorNames("rank 1 did not make the call"));
+          EXPECT_OK(rank == 0 ? ulyssesCommAbort(comm) : ulyssesCommDestroy(comm));
+          aborted = true;
+          return "";
+        })) == "");
+}
+
+namespace {
+
+// A peer that is no more.
+struct DeadChannel final : ControlChannel {
+  int rank() const override { return 0; }
+  int nranks() const override { return 2; }
+  int nHosts() const override { return 1; }
+  bool passesFds() const override { return true; }
+  Status allgather(const Bytes&, std::vector<Bytes>&, Deadline) override { return {}; }
+  Status allgatherFds(std::span<const int>, std::vector<std::vector<UniqueFd>>&, Deadline) override { return {}; }
+  int lifeline(int) const override { return -1; }
+  bool dead(int r) const override { return r == 1 && died; }
+  std::atomic<bool> died = false;
+};
+
+}  // namespace
+
+TEST_CASE("a rank that dies as it has posted last, before it could complete the round, leaves nobody waiting",
+          "[host]") {
+  DeadChannel channel;
+  std::vector<std::byte> memory(ControlPage::bytes(2) + kCacheLine);
+  std::byte* base = memory.data() + (kCacheLine - reinterpret_cast<uintptr_t>(memory.data()) % kCacheLine);
+  const std::unique_ptr<Agreement> agreement = makePageAgreement(0, 2, base, nullptr, channel);
+  std::thread peer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // this rank has posted and looked
+    ControlPage(base, 2).round(1).posted[1].store(1);
+    channel.died = true;
+  });
+  const auto start = std::chrono::steady_clock::now();
+  const Status status = agreement->round({}, Deadline::afterMs(10000));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
+  CHECK(status.ok());
+  CHECK(agreement->round({}, Deadline::afterMs(10000)).code() == ulyssesRemoteError);
+  peer.join();
 }
 
 TEST_CASE("a split without a place for the result on one rank is refused on all", "[host]") {

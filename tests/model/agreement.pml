@@ -10,11 +10,12 @@
  * case abort:    -DN=3 -DK=2 -DHITS=1 -DHITTERS=1 -DABORTS=1
  * case late:     -DN=3 -DK=2 -DHITS=0 -DDEATHS=1 -DDEADLINES=2
  * case both:     -DN=3 -DK=2 -DHITS=0 -DDEATHS=1 -DABORTS=1
+ * case given:    -DN=3 -DK=2 -DHITS=0 -DDEADLINES=1 -DABORTS=1
  *
  * mutant 1 deadline: a deadline is decided by the local timer, not by the word
  * mutant 2 calls:    the scan is made before the post
  * mutant 3 calls:    a mismatch is raised before every lane has left the previous round
- * mutant 4 calls:    slots and words are not split by parity
+ * mutant 4 deadline: slots and words are not split by parity
  * mutant 5 calls:    complete with the last rank's post missing
  * mutant 6 deadline: complete is stored, not compared and swapped
  * mutant 7 death:    a wait that ignores a death
@@ -25,6 +26,9 @@
  * mutant 12 calls:   the records do not carry the hits
  * mutant 13 abort:   a wait that ignores the abort flag
  * mutant 14 death:   a round starts with a wait for the lanes, where no word can end it
+ * mutant 15 given:   an abort that is there before the call ends it without the word
+ * mutant 16 death:   a word is changed though it speaks of this round already
+ * mutant 17 deaths:  a wait leaves it to the last rank to complete the round, which may die before it has
  */
 #ifndef DEATHS
 #define DEATHS 0
@@ -42,13 +46,13 @@
 #define MUTANT 0
 #endif
 
-/* A decision word, one byte: the round, a state, and for failed states the rank that is to blame. */
+/* A decision word, one byte: the round, a state, and for failed states the rank that is to blame. A round is open as
+ * long as the word of its parity speaks of an earlier one. */
 #define COMPLETE 0
-#define OPEN 1
-#define MISMATCH 2
-#define REMOTE 3
-#define TIMEOUT 4
-#define ABORTED 5
+#define MISMATCH 1
+#define REMOTE 2
+#define TIMEOUT 3
+#define ABORTED 4
 #define WORD(k, state, rank) ((k) * 32 + (state) * 4 + (rank))
 #define ROUND(w) ((w) / 32)
 #define STATE(w) (((w) / 4) % 8)
@@ -102,16 +106,26 @@ byte concluded[K + 1]; /* mask of the ranks that have its outcome */
 #endif
 #define IS_MISSING(r) (!IS_POSTED(r))
 #define IS_DEAD(r) ((dead >> (r)) & 1)
-#define IS_OBSERVED(r) (lane[r] / 4 >= k - 1)
+#define IS_GONE(r) (IS_DEAD(r) && IS_MISSING(r))
+#define IS_OBSERVED(r) (lane[r] / 4 == k - 1)
 #define HIT_MORE(r) (lane[r] / 4 == k - 1 && lane[r] % 4 > hits && IS_MISSING(r))
 #define IS_INTACT(r) (record[RECORD(k, r)] / 4 == k)
 #define DIFFERS(r) (record[RECORD(k, r)] % 4 != record[RECORD(k, 0)] % 4)
 
-inline compareAndSwap(p, from, to) {
+#define UNDECIDED (ROUND(decision[PARITY(k)]) != k)
+
+/* Load, compare, exchange. It may come late; but no word speaks of a later round while a rank is in this one, so between
+ * the load and the exchange the word can but have come to speak of this round, and one step is as good as two. */
+inline decide(outcome) {
   atomic {
+    assert(ROUND(decision[PARITY(k)]) <= k);
     if
-    :: decision[p] == (from) -> decision[p] = to
+#if MUTANT == 16
+    :: decision[PARITY(k)] = outcome
+#else
+    :: UNDECIDED -> decision[PARITY(k)] = outcome
     :: else
+#endif
     fi
   }
 }
@@ -122,16 +136,14 @@ inline completeIfAllPosted() {
 #if MUTANT == 6
     decision[PARITY(k)] = WORD(k, COMPLETE, 0)
 #else
-    compareAndSwap(PARITY(k), WORD(k, OPEN, 0), WORD(k, COMPLETE, 0))
+    decide(WORD(k, COMPLETE, 0))
 #endif
   :: else
   fi
 }
 
-#define UNDECIDED (decision[PARITY(k)] == WORD(k, OPEN, 0))
-
 inline fail(state) {
-  compareAndSwap(PARITY(k), WORD(k, OPEN, 0), WORD(k, state, blame));
+  decide(WORD(k, state, blame));
   blame = 0
 }
 
@@ -144,7 +156,7 @@ inline outOfTime() {
     fi
   }
   if
-  :: blame == N -> blame = 0; compareAndSwap(PARITY(k), WORD(k, OPEN, 0), WORD(k, COMPLETE, 0))
+  :: blame == N -> blame = 0; decide(WORD(k, COMPLETE, 0))
 #if MUTANT == 1
   :: else -> out = WORD(k, TIMEOUT, blame); break
 #else
@@ -155,9 +167,12 @@ inline outOfTime() {
 
 inline waitForDecision() {
   do
-  :: atomic { ROUND(decision[PARITY(k)]) == k && !UNDECIDED -> out = decision[PARITY(k)]; break }
+  :: atomic { !UNDECIDED -> out = decision[PARITY(k)]; break }
+#if DEATHS > 0 && MUTANT != 17 /* where nobody dies the posts alone must do: mutant 2 */
+  :: UNDECIDED && ALL(IS_POSTED) -> decide(WORD(k, COMPLETE, 0))
+#endif
 #if DEATHS > 0 && MUTANT != 7
-  :: atomic { UNDECIDED && ANY(IS_DEAD) -> blame = FIRST(IS_DEAD) }
+  :: atomic { UNDECIDED && ANY(IS_GONE) -> blame = FIRST(IS_GONE) }
     fail(REMOTE)
 #endif
 #if MUTANT == 3
@@ -178,30 +193,58 @@ inline waitForDecision() {
   od
 }
 
-/* A call that waits: round k. */
-inline call() {
-#if MUTANT == 14
-  ALL(IS_OBSERVED);
+/* Between two rounds a transfer may wait, and its trouble ends the next round before this rank has posted in it. */
+inline idle() {
+  if
+  :: skip
+#if DEATHS > 0 && MUTANT != 7
+  :: atomic { UNDECIDED && ANY(IS_GONE) -> blame = FIRST(IS_GONE) }
+    fail(REMOTE)
+#endif
+#if ABORTS > 0 && MUTANT != 13
+  :: atomic { UNDECIDED && aborted -> blame = aborted - 1 }
+    fail(ABORTED)
+#endif
+#if DEADLINES > 0
+  :: atomic { UNDECIDED && deadlines > 0 -> deadlines--; blame = (me + 1) % N }
+    fail(TIMEOUT)
+#endif
+  fi
+}
+
+/* What ends a call before it begins: the word of its round; an abort, which is written there. */
+inline before() {
+#if ABORTS > 0 && MUTANT != 13
+  if
+#if MUTANT == 15
+  :: aborted -> out = WORD(k, ABORTED, aborted - 1); goto observed
+#else
+  :: atomic { aborted -> blame = aborted - 1 }
+    fail(ABORTED)
+#endif
+  :: else
+  fi;
 #endif
   atomic {
     out = decision[PARITY(k)];
     if
     :: FAILED(out, k) -> goto observed
-    :: else
+    :: else -> out = 0
     fi
   }
-  atomic {
-#if MUTANT == 12
-    record[RECORD(k, me)] = k * 4;
-#else
-    record[RECORD(k, me)] = k * 4 + hits;
+}
+
+/* A call that waits: round k. */
+inline call() {
+#if MUTANT == 14
+  ALL(IS_OBSERVED);
 #endif
-    if
-    :: ROUND(out) != k -> compareAndSwap(PARITY(k), out, WORD(k, OPEN, 0))
-    :: else
-    fi;
-    out = 0
-  }
+  before();
+#if MUTANT == 12
+  record[RECORD(k, me)] = k * 4;
+#else
+  record[RECORD(k, me)] = k * 4 + hits;
+#endif
 #if MUTANT == 2
   completeIfAllPosted();
   posted[POST(k, me)] = k;
@@ -214,15 +257,11 @@ inline call() {
 
 /* A call that posts and does not wait. It belongs to the next round to be decided. */
 inline hit() {
-  atomic {
-    out = decision[PARITY(k)];
-    if
-#if MUTANT != 9
-    :: FAILED(out, k) -> goto observed
+#if MUTANT == 9
+  out = decision[PARITY(k)];
+#else
+  before();
 #endif
-    :: else
-    fi
-  }
   d_step {
     assert(!FAILED(out, k)); /* a failure is delivered at the next call, whichever it is */
     out = 0;
@@ -308,6 +347,7 @@ inline program() {
     :: else
     fi;
 #endif
+    idle();
     call();
 observed:
     observe();
