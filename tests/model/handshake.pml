@@ -9,6 +9,10 @@
  * case three:   -DP=3 -DC=1 -DE=2 -DCHUNKS=1 -DSLOTS=1 -DPLAIN=0 -DHASHES=2
  * case mixed3:  -DP=3 -DC=1 -DE=1 -DCHUNKS=1 -DSLOTS=1 -DPLAIN=2
  * case abort:   -DP=2 -DC=1 -DE=2 -DCHUNKS=3 -DSLOTS=2 -DPLAIN=1 -DABORT
+ * case host:    -DP=2 -DC=1 -DE=2 -DCHUNKS=2 -DSLOTS=1 -DPLAIN=2 -DHASHES=2 -DENTRY_PARITY -DHOST
+ * case fetch:   -DP=3 -DC=1 -DE=1 -DCHUNKS=1 -DSLOTS=1 -DPLAIN=2 -DHOST -DFETCH
+ * case again:   -DP=2 -DC=1 -DE=3 -DCHUNKS=1 -DSLOTS=1 -DPLAIN=2 -DHASHES=2 -DENTRY_PARITY -DHOST -DFETCH
+ * case all:     -DP=3 -DC=1 -DE=1 -DCHUNKS=3 -DSLOTS=2 -DPLAIN=1 -DHOST -DBROADCAST
  *
  * mutant 1 mixed:   an entry word of an earlier epoch is accepted
  * mutant 2 three:   only the entry word of the next peer is read
@@ -22,6 +26,10 @@
  * mutant 10 abort:  a spin that ignores the abort flag
  * mutant 11 mixed:  the first CTA to have read the epoch moves it on
  * mutant 12 mixed:  every CTA waits for the exit of the peer's first CTA alone
+ * mutant 13 mixed:  the exit to a direct peer is raised before its rows are stored
+ * mutant 14 fetch:  a rank shows its exit before it has fetched
+ * mutant 15 again:  a rank fetches before it has read the entries
+ * mutant 16 all:    a slot that all read is taken as soon as one has given it back
  */
 #ifndef HASHES
 #define HASHES 1
@@ -36,7 +44,12 @@
 
 #define PAIR(r, q) ((r) * P + (q))
 #define FLAG(r, q, c) (PAIR(r, q) * C + (c))
+/* What all get lies in the sender's own window, once; else in the receiver's. */
+#ifdef BROADCAST
+#define SLOT(r, q, c, k) (FLAG(q, q, c) * SLOTS + (k) % SLOTS)
+#else
 #define SLOT(r, q, c, k) (FLAG(r, q, c) * SLOTS + (k) % SLOTS)
+#endif
 /* The mark of chunk k of epoch e, in flags and as payload: it only grows, so nothing is ever reset. */
 #define MARK(e, k) ((e) * (CHUNKS + 1) + (k) + 1)
 /* An entry word: epoch, contract hash, where the output lies. */
@@ -65,6 +78,7 @@ byte left[P];    /* CTAs that have left */
 bool error[P];  /* the error word */
 bool plain[P];  /* kernel argument: the output lies outside any window */
 bool aborted[P];
+byte input[P];   /* what the buffer of a rank holds: the epoch, while its call lasts */
 
 /* What is checked. */
 byte entered[P];      /* the epoch that the stream of a rank has reached */
@@ -140,6 +154,45 @@ inline storeDirect() {
   fi
 }
 
+inline showExit() {
+  exited[FLAG(q, me, c)] = e
+}
+
+/* A direct peer gets nothing more. */
+inline exitDirect() {
+  if
+  :: (toPlain >> q) & 1
+  :: else -> showExit()
+  fi
+}
+
+/* What this rank gets from q, out of the input of q. */
+inline fetch() {
+  d_step {
+    assert(entered[q] == e && present[q] && !DIFFER(e) && input[q] == e);
+    output[FLAG(me, q, c)] = e
+  }
+}
+
+inline fetchAll() {
+  if
+  :: plain[me] -> PEERS(fetch())
+  :: else
+  fi
+}
+
+/* The last chunk's flag says as well that nothing more will come. */
+inline exitStaged() {
+#ifndef HOST
+  if
+  :: pushed == CHUNKS - 1 -> showExit()
+  :: else
+  fi
+#else
+  skip
+#endif
+}
+
 inline push() {
   if
   :: (toPlain >> q) & 1 ->
@@ -148,7 +201,7 @@ inline push() {
     storeTo(slot[SLOT(q, me, c, pushed)], MARK(e, pushed))
 #else
     storeTo(slot[SLOT(q, me, c, pushed)], MARK(e, pushed));
-    ready[FLAG(q, me, c)] = MARK(e, pushed)
+    d_step { ready[FLAG(q, me, c)] = MARK(e, pushed); exitStaged() }
 #endif
   :: else
   fi
@@ -184,6 +237,13 @@ inline drain() {
 #endif
 #define MAY_PUSH(r) \
   ((r) == me || ((toPlain >> (r)) & 1) == 0 || pushed < SLOTS || credit[FLAG(me, r, c)] >= CREDIT_FOR(pushed))
+#if MUTANT == 16
+#define MAY_PUSH_ALL (MAY_PUSH(0) || MAY_PUSH(1) || MAY_PUSH(2))
+#undef MAY_PUSH
+#define MAY_PUSH(r) ((r) != me && (pushed < SLOTS || credit[FLAG(me, r, c)] >= CREDIT_FOR(pushed)))
+#else
+#define MAY_PUSH_ALL ALL(MAY_PUSH)
+#endif
 #if MUTANT == 7
 #define MAY_DRAIN(r) ((r) == me || ready[FLAG(me, r, c)] >= MARK(1, drained))
 #else
@@ -192,10 +252,15 @@ inline drain() {
 
 /* Chunks in both directions, beside each other: a push waits for no drain of its own CTA. */
 inline exchangeChunks() {
+#ifdef FETCH
+  pushed = CHUNKS;
+  drained = CHUNKS;
+#else
   pushed = (toPlain -> 0 : CHUNKS);
   drained = (plain[me] -> 0 : CHUNKS);
+#endif
   do
-  :: pushed < CHUNKS && ALL(MAY_PUSH) -> PEERS(push()); pushed++
+  :: pushed < CHUNKS && MAY_PUSH_ALL -> PEERS(push()); pushed++
   :: drained < CHUNKS && ALL(MAY_DRAIN) -> PEERS(drain()); drained++
   :: pushed == CHUNKS && drained == CHUNKS -> break
 #if defined(ABORT) && MUTANT != 10
@@ -231,6 +296,9 @@ inline kernel() {
   :: c == 0 -> PEERS(signalEntry())
   :: else
   fi;
+#if MUTANT == 15
+  fetchAll();
+#endif
 #if MUTANT == 2
   q = (me + 1) % P;
   readEntry();
@@ -242,12 +310,30 @@ inline kernel() {
     error[me] = true;
 #if defined(ENTRY_PARITY) || MUTANT == 3
     goto leave
+#else
+    PEERS(showExit())
 #endif
   :: else ->
+#if MUTANT == 13
+    PEERS(exitDirect());
+#endif
     PEERS(storeDirect());
+#ifdef HOST
+#if MUTANT == 14
+    PEERS(showExit());
+#endif
+#if defined(FETCH) && MUTANT != 15
+    fetchAll();
+#endif
+    exchangeChunks();
+#if MUTANT != 14
+    PEERS(showExit())
+#endif
+#else
+    PEERS(exitDirect());
     exchangeChunks()
+#endif
   fi;
-  PEERS(exited[FLAG(q, me, c)] = e);
 #if MUTANT == 12
   PEERS(SPIN(exited[FLAG(me, q, 0)] >= e));
 #elif MUTANT != 9
@@ -296,12 +382,14 @@ inline stream() {
       error[me] = false;
       entered[me] = e;
       present[me] = true;
+      input[me] = e;
       h = 0; where = 0
     }
     d_step {
       left[me] == C ->
       left[me] = 0;
       present[me] = false;
+      input[me] = 0;
       for (q : 0 .. P * C - 1) {
         assert(aborted[me] || DIFFER(e) || q / C == me || output[me * P * C + q] == e);
         assert(!DIFFER(e) || output[me * P * C + q] != e)
