@@ -30,6 +30,12 @@ class PageAgreement final : public Agreement {
         // More ranks than cores: whoever spins keeps the one it waits for from running.
         spins_(nranks <= static_cast<int>(std::thread::hardware_concurrency()) ? 2000 : 20) {
     page_.rank(rank_).lane.store(Lane(firstRound - 1, 0).word());
+    // What is counted for ever begins there too, so that a test of the one's wrap is one of the other's.
+    const auto counted = static_cast<uint32_t>(firstRound - 1);
+    for (int r = 0; r < nranks_; ++r) {
+      page_.chunks(rank_, r).ready.store(counted);
+      page_.chunks(r, rank_).consumed.store(counted);
+    }
   }
 
   Status round(std::span<const std::byte> record, Deadline deadline) override {

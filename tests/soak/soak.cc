@@ -1,8 +1,9 @@
 // A fixed mix of calls, for as long as one likes: a third below 4 KB a rank, a third to 1 MB, a third to the most; both
-// directions, all types, eager calls and plans with their inverses, flat collectives, windows, splits, parameters.
-// Every output is checked; memory, descriptors and windows must stay flat. All ranks draw the calls from one seed, and
-// their delays from their own.
+// directions, all types, eager calls and plans with their inverses, even and uneven splits, flat collectives, windows,
+// communicators split off, parameters (on host memory). Every output is checked; memory, descriptors and windows must
+// stay flat. All ranks draw the calls from one seed, and their delays from their own.
 #include <fcntl.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <string_view>
 
 #include "base/test_hooks.h"
+#include "soak/buffer.h"
 #include "support/ranks.h"
 #include "support/rendezvous_process.h"
 #include "support/tensors.h"
@@ -26,6 +28,7 @@ namespace {
 struct Options {
   uint64_t ranks = 2, calls = 1000, seed = 1, mostBytes = uint64_t{64} << 20, firstRound = 1, delayUs = 2000;
   uint64_t seconds = 600;
+  Memory memory = Memory::Host;
 };
 
 bool parse(int argc, char** argv, Options* o) {
@@ -37,6 +40,11 @@ bool parse(int argc, char** argv, Options* o) {
                                                           {"--delay-us", &o->delayUs},
                                                           {"--seconds", &o->seconds}};
   for (int i = 1; i < argc; i += 2) {
+    if (i + 1 < argc && argv[i] == std::string_view("--memory")) {
+      o->memory = argv[i + 1] == std::string_view("device") ? Memory::Device : Memory::Host;
+      if (o->memory == Memory::Host ? argv[i + 1] != std::string_view("host") : !kSoakKnowsDevice) return false;
+      continue;
+    }
     const auto option =
         std::find_if(std::begin(known), std::end(known), [&](const auto& k) { return k.first == argv[i]; });
     const std::string_view value = i + 1 < argc ? argv[i + 1] : "";
@@ -68,7 +76,7 @@ class Soak {
         delays_(options.seed * 1000003 + static_cast<uint64_t>(rank)) {}
 
   std::string run() {
-    EXPECT_OK(openParameters());
+    if (hasParameters()) EXPECT_OK(openParameters());
     Footprint early;
     for (call_ = 0; call_ < o_.calls; ++call_) {
       if (delays_() % 16 == 0 && o_.delayUs > 0) usleep(static_cast<useconds_t>(delays_() % o_.delayUs));
@@ -93,11 +101,12 @@ class Soak {
       std::printf("%zu MB moved, %zu MB resident, %zu descriptors, %zu window bytes\n", moved_ >> 20,
                   last_.resident >> 20, last_.descriptors, last_.windows);
     std::fflush(stdout);
-    EXPECT_OK(closeAll());
+    if (hasParameters()) EXPECT_OK(ulyssesParamCommDestroy(params_));
     return "";
   }
 
  private:
+  bool hasParameters() const { return o_.memory == Memory::Host; }
   size_t below(size_t n) { return calls_() % n; }
 
   // Elements' bytes of one rank's operand: log-uniform within a third of the mix.
@@ -112,8 +121,11 @@ class Soak {
 
   Shape drawShape(size_t elementBytes) {
     Shape t{1 + below(3), 0, 1 + below(4 * o_.ranks), size_t{1} << below(8), elementBytes};
-    const size_t row = t.B * t.H * t.D * elementBytes;
-    t.S = std::max<size_t>(1, drawBytes() * o_.ranks / row);
+    const size_t whole = drawBytes() * o_.ranks;
+    const auto row = [&] { return t.B * t.H * t.D * elementBytes; };
+    while (t.D > 1 && row() * o_.ranks > whole) t.D /= 2;
+    while (t.H > 1 && row() * o_.ranks > whole) t.H /= 2;
+    t.S = std::max<size_t>(1, whole / row());
     return t;
   }
 
@@ -124,9 +136,9 @@ class Soak {
       case 1:
         return flat(false);
       case 2:
-        return parameters();
+        return hasParameters() ? parameters() : eager(true);
       case 3:
-        return below(8) == 0 ? split() : parameters();
+        return below(8) == 0 ? split() : hasParameters() ? parameters() : planned();
       case 4:
       case 5:
       case 6:
@@ -141,42 +153,63 @@ class Soak {
     const Shape t = drawShape(bytes);
     const bool scatter = below(2) == 0;
     const uint64_t salt = calls_();
-    const std::vector<unsigned char> in = scatter ? sequenceSide(t, P_, rank_, salt) : headSide(t, P_, rank_, salt);
+    const Buffer in(o_.memory, scatter ? sequenceSide(t, P_, rank_, salt) : headSide(t, P_, rank_, salt));
     const std::vector<unsigned char> expected =
         scatter ? headSide(t, P_, rank_, salt) : sequenceSide(t, P_, rank_, salt);
-    std::vector<unsigned char> plain(toWindow ? 0 : expected.size());
+    Buffer plain(o_.memory, toWindow ? 0 : expected.size());
     void* window = nullptr;
     if (toWindow) EXPECT_OK(ulyssesMemAlloc(&window, expected.size(), comm_));
     void* out = toWindow ? window : plain.data();
     EXPECT_OK(ulyssesA2A(in.data(), out, t.B, t.S, t.H, t.D, type, scatter ? ulyssesScatterHeads : ulyssesGatherHeads,
                          comm_, nullptr));
-    EXPECT_RANK(expected.empty() || std::memcmp(out, expected.data(), expected.size()) == 0);
+    EXPECT_RANK(toWindow ? contentOf(o_.memory, out, expected.size()) == expected : plain.holds(expected));
     EXPECT_OK(ulyssesMemFree(window, comm_));
     moved_ += in.size();
     return "";
   }
 
-  // Operands of different head counts over one sequence, there and back.
+  // Parts of the sequence as the caller might have them, some of them nothing.
+  std::vector<size_t> drawSplits(size_t seq) {
+    std::vector<size_t> splits(o_.ranks);
+    for (size_t r = 0, left = seq; r < o_.ranks; left -= splits[r++])
+      splits[r] = r + 1 == o_.ranks ? left : below(2 * left / (o_.ranks - r) + 1);
+    return splits;
+  }
+
+  // Operands of different head counts over one sequence, there and back, from either side.
   std::string planned() {
     const auto [type, bytes] = kTypes[below(std::size(kTypes))];
     const Shape first = drawShape(bytes);
     const size_t n = 1 + below(3);
-    std::vector<Shape> shapes(n, first);
-    for (size_t i = 1; i < n; ++i) shapes[i].H = 1 + below(2 * o_.ranks), shapes[i].S = first.S;
-    std::vector<ulyssesA2ADesc_t> descs;
-    std::vector<std::vector<unsigned char>> in, out, back;
-    std::vector<const void*> ins, outsRead;
-    std::vector<void*> outs, backs;
+    const bool scatter = below(2) == 0, even = below(2) == 0;
+    const std::vector<size_t> splits = drawSplits(first.S);
+    Part mine = balanced(first.S, P_, rank_);
+    if (!even) {
+      mine = {0, splits[static_cast<size_t>(rank_)]};
+      for (size_t r = 0; r < static_cast<size_t>(rank_); ++r) mine.first += splits[r];
+    }
     const uint64_t salt = calls_();
+    std::vector<ulyssesA2ADesc_t> descs;
+    std::vector<std::vector<unsigned char>> sent, received;
+    std::vector<Buffer> in, out, back;
     for (size_t i = 0; i < n; ++i) {
-      const Shape& t = shapes[i];
+      Shape t = first;
+      if (i > 0) t.H = 1 + below(2 * o_.ranks);
       ulyssesA2ADesc_t d = ULYSSES_A2A_DESC_INITIALIZER;
       d.batch = t.B, d.seq = t.S, d.heads = t.H, d.headDim = t.D, d.dtype = type;
+      d.direction = scatter ? ulyssesScatterHeads : ulyssesGatherHeads;
+      d.seqSplits = even ? nullptr : splits.data();
       descs.push_back(d);
-      in.push_back(sequenceSide(t, P_, rank_, salt + i));
-      out.emplace_back(headSide(t, P_, rank_, 0).size());
-      back.emplace_back(in[i].size());
+      sent.push_back(tensor(t, mine, {0, t.H}, salt + i));
+      received.push_back(headSide(t, P_, rank_, salt + i));
+      if (!scatter) std::swap(sent[i], received[i]);
+      in.emplace_back(o_.memory, sent[i]);
+      out.emplace_back(o_.memory, received[i].size());
+      back.emplace_back(o_.memory, sent[i].size());
+      moved_ += 2 * sent[i].size();
     }
+    std::vector<const void*> ins, outsRead;
+    std::vector<void*> outs, backs;
     for (size_t i = 0; i < n; ++i) {
       ins.push_back(in[i].data());
       outs.push_back(out[i].data());
@@ -187,12 +220,10 @@ class Soak {
     EXPECT_OK(ulyssesPlanCreate(&plan, static_cast<int>(n), descs.data(), comm_));
     EXPECT_OK(ulyssesPlanInverse(plan, nullptr, &inverse));
     EXPECT_OK(ulyssesPlanExecute(plan, ins.data(), outs.data(), nullptr));
-    for (size_t i = 0; i < n; ++i) EXPECT_RANK(out[i] == headSide(shapes[i], P_, rank_, salt + i));
     EXPECT_OK(ulyssesPlanExecute(inverse, outsRead.data(), backs.data(), nullptr));
-    EXPECT_RANK(back == in);
+    for (size_t i = 0; i < n; ++i) EXPECT_RANK(out[i].holds(received[i]) && back[i].holds(sent[i]));
     EXPECT_OK(ulyssesPlanDestroy(plan));
     EXPECT_OK(ulyssesPlanDestroy(inverse));
-    for (const auto& operand : in) moved_ += 2 * operand.size();
     return "";
   }
 
@@ -205,13 +236,16 @@ class Soak {
     const auto byteOf = [&](size_t sender, size_t receiver, size_t i) {
       return static_cast<unsigned char>(i * 29 + sender * 7 + receiver * 101 + salt);
     };
-    std::vector<unsigned char> in((gather ? 1 : P) * block), out(P * block);
+    std::vector<unsigned char> sent((gather ? 1 : P) * block), expected(P * block);
     for (size_t p = 0; p < (gather ? 1 : P); ++p)
-      for (size_t i = 0; i < block; ++i) in[p * block + i] = byteOf(me, gather ? 0 : p, i);
+      for (size_t i = 0; i < block; ++i) sent[p * block + i] = byteOf(me, gather ? 0 : p, i);
+    for (size_t p = 0; p < P; ++p)
+      for (size_t i = 0; i < block; ++i) expected[p * block + i] = byteOf(p, gather ? 0 : me, i);
+    const Buffer in(o_.memory, std::move(sent));
+    Buffer out(o_.memory, expected.size());
     EXPECT_OK(gather ? ulyssesAllGather(in.data(), out.data(), count, type, comm_, nullptr)
                      : ulyssesAlltoAll(in.data(), out.data(), count, type, comm_, nullptr));
-    for (size_t p = 0; p < P; ++p)
-      for (size_t i = 0; i < block; ++i) EXPECT_RANK(out[p * block + i] == byteOf(p, gather ? 0 : me, i));
+    EXPECT_RANK(out.holds(expected));
     moved_ += in.size();
     return "";
   }
@@ -225,10 +259,15 @@ class Soak {
     if (!joins) return "";
     int size = 0;
     EXPECT_OK(ulyssesCommCount(child, &size));
-    std::vector<int> all(static_cast<size_t>(size) * 100000);
-    std::vector<int> mine(100000, rank_);
-    EXPECT_OK(ulyssesAllGather(mine.data(), all.data(), mine.size(), ulyssesInt32, child, nullptr));
-    EXPECT_RANK(std::is_sorted(all.rbegin(), all.rend()));  // the keys turn the order round
+    constexpr size_t kCount = 100000;
+    std::vector<unsigned char> expected;  // the keys turn the order round
+    for (int r = P_ - 1; r >= 0; --r)
+      if ((r + color) % 3 != 0) expected.insert(expected.end(), kCount, static_cast<unsigned char>(r));
+    EXPECT_RANK(expected.size() == static_cast<size_t>(size) * kCount);
+    const Buffer mine(o_.memory, std::vector<unsigned char>(kCount, static_cast<unsigned char>(rank_)));
+    Buffer all(o_.memory, expected.size());
+    EXPECT_OK(ulyssesAllGather(mine.data(), all.data(), kCount, ulyssesUint8, child, nullptr));
+    EXPECT_RANK(all.holds(expected));
     EXPECT_OK(ulyssesCommDestroy(child));
     return "";
   }
@@ -268,14 +307,13 @@ class Soak {
     if (below(3) == 0) EXPECT_OK(ulyssesParamPrefetch(params_, group, nullptr));
     void* ptr = nullptr;
     EXPECT_OK(ulyssesParamAcquire(params_, group, &ptr, nullptr));
-    for (size_t i = 0; i < kElements; i += 7) EXPECT_RANK(static_cast<const uint32_t*>(ptr)[i] == element(g, i));
+    for (size_t i = 0; i < kElements; ++i) EXPECT_RANK(static_cast<const uint32_t*>(ptr)[i] == element(g, i));
     EXPECT_OK(ulyssesParamRelease(params_, group, nullptr));
     return "";
   }
-  ulyssesResult_t closeAll() { return ulyssesParamCommDestroy(params_); }
-
   Footprint look() const {
     Footprint f;
+    malloc_trim(0);  // what was given back counts no more
     size_t total = 0, resident = 0, shared = 0;
     std::ifstream("/proc/self/statm") >> total >> resident >> shared;
     f.resident = (resident - shared) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -306,7 +344,8 @@ int main(int argc, char** argv) {
   if (!parse(argc, argv, &options)) {
     std::fprintf(stderr,
                  "usage: soak [--ranks 2] [--calls 1000] [--seed 1] [--most-bytes 67108864] [--first-round 1] "
-                 "[--delay-us 2000] [--seconds 600: longest silence of a rank]\n");
+                 "[--delay-us 2000] [--seconds 600: until a rank must be done] [--memory host|device: the latter where "
+                 "CUDA is]\n");
     return 2;
   }
   const auto begun = std::chrono::steady_clock::now();
@@ -318,7 +357,7 @@ int main(int argc, char** argv) {
       [&](int rank) -> std::string {
         ulysses::hooks::setFirstRound(options.firstRound);
         ulyssesConfig_t config = ULYSSES_CONFIG_INITIALIZER;
-        config.memory = ulyssesMemoryHost;
+        config.memory = options.memory == Memory::Host ? ulyssesMemoryHost : ulyssesMemoryCuda;
         ulyssesComm_t comm = nullptr;
         EXPECT_OK(ulyssesCommInitRankConfig(&comm, P, id, rank, &config));
         std::string text = Soak(options, rank, comm).run();
