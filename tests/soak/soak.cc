@@ -1,7 +1,7 @@
 // A fixed mix of calls, for as long as one likes: a third below 4 KB a rank, a third to 1 MB, a third to the most; both
 // directions, all types, eager calls and plans with their inverses, even and uneven splits, flat collectives, windows,
-// communicators split off, parameters (on host memory). Every output is checked; memory, descriptors and windows must
-// stay flat. All ranks draw the calls from one seed, and their delays from their own.
+// communicators split off, parameters (on host memory alone so far). Every output is checked; memory, descriptors and
+// windows must stay flat. All ranks draw the calls from one seed, and their delays from their own.
 #include <fcntl.h>
 #include <malloc.h>
 #include <unistd.h>
