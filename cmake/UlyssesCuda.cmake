@@ -38,8 +38,8 @@ if(ULYSSES_HAS_CUDA)
     target_compile_options(ulysses_cuda_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xcompiler=-Werror>)
   endif()
 
-  add_library(ulysses_device OBJECT ${PROJECT_SOURCE_DIR}/device/exchange.cu ${PROJECT_SOURCE_DIR}/device/staging_copy.cu
-    ${PROJECT_SOURCE_DIR}/device/cast.cu)
+  add_library(ulysses_device OBJECT ${PROJECT_SOURCE_DIR}/device/exchange.cu ${PROJECT_SOURCE_DIR}/device/flags.cu
+    ${PROJECT_SOURCE_DIR}/device/staging_copy.cu ${PROJECT_SOURCE_DIR}/device/cast.cu)
   target_include_directories(ulysses_device PUBLIC ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(ulysses_device PRIVATE ulysses_cuda_options PUBLIC CUDA::cudart_static)
 endif()

@@ -71,8 +71,8 @@ __device__ __forceinline__ void enter(const Exchange& x, CtaState& cta) {
   }
 }
 
-__device__ __forceinline__ void reportError(const Exchange& x, uint32_t epoch, KernelError error, int rank) {
-  volatile HostWords* host = x.channel.host;
+__device__ __forceinline__ void reportError(const Channel& channel, uint32_t epoch, KernelError error, int rank) {
+  volatile HostWords* host = channel.host;
   host->errorEpoch = epoch;
   host->errorRank = rank;
   __threadfence_system();
@@ -115,12 +115,12 @@ __device__ __forceinline__ bool readEntries(const Exchange& x, CtaState& cta) {
   }
   if (__syncthreads_and(arrived && agreed)) return true;
   if (!__syncthreads_and(arrived)) {
-    if (threadIdx.x == 0) reportError(x, cta.epoch, KernelError::Aborted, -1);
+    if (threadIdx.x == 0) reportError(x.channel, cta.epoch, KernelError::Aborted, -1);
   } else if (blockIdx.x == 0 && threadIdx.x == 0) {
     int first = 1;
     while (first < nranks && cta.contract[first] == cta.contract[0]) ++first;
     // Where the call is wrong on every rank, every host knows.
-    if (first < nranks) reportError(x, cta.epoch, KernelError::Mismatch, cta.contract[0] == 0 ? 0 : first);
+    if (first < nranks) reportError(x.channel, cta.epoch, KernelError::Mismatch, cta.contract[0] == 0 ? 0 : first);
   }
   return false;
 }
@@ -261,7 +261,7 @@ struct Lanes {
       const uint64_t* landed = &flagsOf(x, rank)->landed[me][blockIdx.x];
       arrived = await(x.channel.host, [&] { return reached(landed, flagValue(cta.epoch, kAllLanded)); });
     }
-    if (!arrived) reportError(x, cta.epoch, KernelError::Aborted, -1);
+    if (!arrived) reportError(x.channel, cta.epoch, KernelError::Aborted, -1);
   }
 };
 
@@ -388,7 +388,7 @@ __global__ void __launch_bounds__(kThreads, 1) smallExchangeKernel(const __grid_
         lines[j] = loadLine(linesOfSender(x, rank, found[j].peer, cta.epoch) + found[j].line);
         return false;
       });
-      if (!arrived) return reportError(x, cta.epoch, KernelError::Aborted, -1);
+      if (!arrived) return reportError(x.channel, cta.epoch, KernelError::Aborted, -1);
       placeLine(x, cta, found[j].peer, found[j].line, payloadOf(lines[j]));
     }
   }

@@ -47,6 +47,7 @@ ULYSSES_HD constexpr uint64_t flagsBytes(int nranks, uint64_t smallBytes) {
 // carry it too: entries (0, epoch), landed and credit (epoch, 0).)
 struct Epoch {
   uint32_t value, tickets;
+  uint32_t senders;  // of a launch by copy engines (device/flags.h): bit r, rank r has made the same call
 };
 
 // In mapped host memory: how host and kernels speak while a kernel runs.
