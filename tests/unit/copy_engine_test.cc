@@ -9,6 +9,7 @@
 #include <set>
 
 #include "device/exchange.h"
+#include "plan/engine_course.h"
 #include "support/catch.h"
 #include "unit/layout_reference.h"
 
@@ -628,4 +629,68 @@ TEST_CASE("copy engines are chosen for large copies between distinct GPUs, or re
   CHECK(engineUse("auto") == EngineUse::Auto);
   CHECK(engineUse("copy-engine") == EngineUse::Forced);
   for (const char* other : {"direct", "staged", "nccl", "mpi"}) CHECK(engineUse(other) == EngineUse::Off);
+}
+
+TEST_CASE("copy engines: calls that are agreed on the host and plans with bound outputs, on every rank alike") {
+  const Job large = flatJob(false, 16, 3);
+  const auto coursesOf = [&](EngineUse use, size_t chunkBytes) {
+    std::vector<EngineCourse> courses;
+    for (const Schedule& s : large.schedules) {
+      EngineFacts facts = engineFacts(s, use, true);
+      facts.chunkBytes = chunkBytes;
+      courses.emplace_back(std::make_shared<const Schedule>(s), facts, 17);
+    }
+    return courses;
+  };
+  const auto contractsOf = [](const std::vector<Location>& places) {
+    std::vector<std::unique_ptr<Contract>> contracts;
+    for (const Location& l : places) {
+      contracts.push_back(std::make_unique<Contract>());
+      contracts.back()->geometry.operands = 1;
+      contracts.back()->out[0] = l;
+    }
+    return contracts;
+  };
+  const auto pointersTo = [](const std::vector<std::unique_ptr<Contract>>& contracts) {
+    std::vector<const Contract*> pointers;
+    for (const auto& c : contracts) pointers.push_back(c.get());
+    return pointers;
+  };
+  const std::vector<Location> places{{0, 1, 0}, {64, 1, 0}, {0, 2, 0}};
+  const auto known = contractsOf(places), moved = contractsOf({{0, 1, 0}, {128, 1, 0}, {0, 2, 0}}),
+             plain = contractsOf({{0, 1, 0}, {}, {0, 2, 0}});
+
+  std::vector<EngineCourse> courses = coursesOf(EngineUse::Forced, 0);
+  std::set<uint64_t> contracts;
+  for (EngineCourse& c : courses) {
+    c.follow(pointersTo(known));
+    REQUIRE(c.verdict().chosen);
+    contracts.insert(c.contract());
+  }
+  CHECK(contracts.size() == 1);
+  CHECK(contracts.count(0) == 0);
+  const size_t steps = courses[0].steps().size();
+  courses[0].follow(pointersTo(known));
+  CHECK(courses[0].steps().size() == steps);
+  CHECK(courses[0].contract() == *contracts.begin());
+  courses[0].follow(pointersTo(moved));
+  CHECK(courses[0].contract() != *contracts.begin());
+  // A plan that is bound to the same outputs is the same launch.
+  courses[1].bind({{places[0]}, {places[1]}, {places[2]}});
+  CHECK(courses[1].contract() == *contracts.begin());
+
+  courses[0].follow(pointersTo(plain));
+  CHECK_FALSE(courses[0].verdict().chosen);
+  CHECK(courses[0].steps().empty());
+  courses[0].follow(pointersTo(known));
+  CHECK(courses[0].verdict().chosen);
+  courses = coursesOf(EngineUse::Forced, 64);
+  courses[0].follow(pointersTo(plain));
+  CHECK(courses[0].verdict().chosen);
+  CHECK(courses[0].contract() != *contracts.begin());
+
+  courses = coursesOf(EngineUse::Auto, 64);  // 16 bytes are no work for an engine
+  courses[0].follow(pointersTo(known));
+  CHECK(courses[0].verdict().reason.find("16 bytes") != std::string::npos);
+  CHECK(engineFacts(large.schedules[0], EngineUse::Forced, true).calls == 1);
 }
