@@ -260,7 +260,10 @@ typedef struct ulyssesA2ADesc {
   size_t headGroups;  /* 0, or the number of KV heads: query heads are split within their group, so that
                          a rank's query heads meet their KV head (28 over 4, 8 ranks: 4, 3, 4, 3, ...) */
   void* boundOut;     /* NULL, or the output, in a window, that every Execute will be given: peers know
-                         it from the plan, so that the copy engine can write it */
+                         it from the plan, so that copy engines can write it where every rank has a GPU of its
+                         own ("copy-engine" in ulyssesPlanInfo_t). Their copies can't be held back: where ranks
+                         execute different plans, or one that is wrong on a rank, all are told, but what bound
+                         outputs hold is then undefined. Device memory alone looks at it */
   int gradTracked;    /* 1: the operand takes part in a backward; large planes are then staged as
                          ULYSSES_A2A_LONG_TRAINING says */
 } ulyssesA2ADesc_t;
@@ -273,8 +276,8 @@ typedef struct ulyssesA2ADesc {
 /* Agrees on an exchange of `n` operands, at most 64, which moves in one launch with one synchronisation: Q, K and V of
    different head counts, straight out of one strided projection. All operands share seq and its splits. Collective;
    allocates what Execute will need. The descriptors are copied. Destroy with ulyssesPlanDestroy. Errors:
-   ulyssesInvalidArgument (splits that do not add up, strides that overlap, n not 1 to 64, sizes beyond 64 bits),
-   ulyssesInvalidUsage (under capture), ulyssesOutOfMemory, ulyssesNotSupported. */
+   ulyssesInvalidArgument (splits that do not add up, strides that overlap, n not 1 to 64, sizes beyond 64 bits, a
+   boundOut outside windows), ulyssesInvalidUsage (under capture), ulyssesOutOfMemory, ulyssesNotSupported. */
 ULYSSES_API ulyssesResult_t ulyssesPlanCreate(ulyssesPlan_t* plan, int n, const ulyssesA2ADesc_t descs[],
                                               ulyssesComm_t comm);
 
@@ -287,9 +290,9 @@ ULYSSES_API ulyssesResult_t ulyssesPlanExecute(ulyssesPlan_t plan, const void* c
                                                ulyssesStream_t stream);
 
 /* The same exchange reversed, for the backward: its inputs are shaped and strided as `forward`'s outputs and the
-   reverse. boundOut: NULL, or one pointer per operand. A replicating operand gathers every replica, [batch, S_r,
-   heads*rep, headDim] with the replicas of a head adjacent: the caller sums them. Local: what is needed was agreed with
-   `forward`, which may be destroyed first. Errors: ulyssesInvalidArgument (NULL), ulyssesOutOfMemory. */
+   reverse. boundOut: NULL, or one pointer per operand; not used yet, since peers learn of it in collective calls alone.
+   A replicating operand gathers every replica, [batch, S_r, heads*rep, headDim] with the replicas of a head adjacent:
+   the caller sums them. Local: what is needed was agreed with `forward`, which may be destroyed first. Errors: ulyssesInvalidArgument (NULL), ulyssesOutOfMemory. */
 ULYSSES_API ulyssesResult_t ulyssesPlanInverse(ulyssesPlan_t forward, void* const boundOut[], ulyssesPlan_t* backward);
 
 typedef struct ulyssesPlanInfo {

@@ -95,7 +95,7 @@ ulyssesResult_t ulyssesPlanInverse(ulyssesPlan_t forward, void* const boundOut[]
   return guarded([&]() -> Status {
     ULYSSES_ASSIGN(std::shared_ptr<Plan> p, open(forward, "forward"));
     if (backward == nullptr) return Status(ulyssesInvalidArgument, "backward is NULL");
-    (void)boundOut;  // outputs are announced at every execution on host memory
+    (void)boundOut;  // the peers learn where outputs lie at every execution
     *backward = makeHandle<ulyssesPlan>(p->inverse());
     return {};
   });

@@ -121,6 +121,7 @@ Status Communicator::setUpDevice(size_t capBytes, Deadline deadline) {
   setup.device = device_;
   setup.gpus = gpus_;
   setup.ranksPerDevice = ranksPerDevice_;
+  setup.engines = plan::engineUse(parameters_.path);
   setup.maxCtas = maxCtas_;
   setup.stagingLimit = stagingLimit_;
   setup.timeoutMs = timeoutMs_;
@@ -181,8 +182,8 @@ Status Communicator::performOnDevice(const Call& call) {
     reason = prepared.ok() ? refusal() : prepared.message();
   }
   if (!reason.empty()) return moveByNccl(call, *held, reason, deadline);
-  ULYSSES_TRY(transport_->launch(*held->fused, true, call.in, call.out, call.stream));
-  noteCall(true, transport_->lastWasDirect() ? "direct" : "staged", "");
+  ULYSSES_TRY(transport_->launch(*held->fused, true, call.in, call.out, call.stream, contracts_));
+  noteCall(true, transport_->lastPath(), "");
   return waitInGroup(call.stream);
 }
 
@@ -244,7 +245,8 @@ Status Communicator::prepareOnDevice(std::span<const DeviceTransport::Work> work
   if (reason.empty()) {
     std::vector<std::shared_ptr<DeviceTransport::Prepared>> made;
     const Status status = transport_->prepare(works, DeviceTransport::Capture::Own, &made, deadline);
-    if (!status.ok() && (endsCommunicator(status) || !fallback)) return status;
+    const bool wrong = status.code() == ulyssesInvalidArgument;
+    if (!status.ok() && (endsCommunicator(status) || wrong || !fallback)) return status;
     if (!status.ok()) reason = status.message();
     for (size_t i = 0; i < works.size() && status.ok(); ++i)
       (*prepared)[i] = {made[i], nullptr, transport_->infoOf(*made[i]).refusal};
@@ -279,6 +281,7 @@ void Communicator::describe(const Prepared& prepared, size_t largestPayload, uly
   if (prepared.nccl || !prepared.fused) return;
   const DeviceTransport::Info& device = transport_->infoOf(*prepared.fused);
   if (prepared.reason.empty()) std::snprintf(info.reason, sizeof info.reason, "%s", device.reason.c_str());
+  if (prepared.reason.empty() && device.engines) std::snprintf(info.path, sizeof info.path, "copy-engine");
   info.windowBytes = device.stagingBytes;
   info.ctas = static_cast<int>(device.ctas);
   info.chunkBytes = device.tileBytes * device.ctas;
@@ -313,7 +316,7 @@ Status Communicator::launchPlanned(const Prepared& prepared, const Call& call, S
   if (!local.ok()) return local;
   ULYSSES_TRY(launched);
   ULYSSES_TRY(earlier);
-  noteCall(true, transport_->lastWasDirect() ? "direct" : "staged", "");
+  noteCall(true, transport_->lastPath(), "");
   return {};
 }
 

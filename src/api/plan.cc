@@ -45,6 +45,7 @@ Result<std::shared_ptr<Plan>> Plan::create(std::span<const ulyssesA2ADesc_t> des
     std::vector<bool> gradTracked;
     for (const ulyssesA2ADesc_t& d : descs) gradTracked.push_back(d.gradTracked != 0);
     plan.reset(new Plan(comm, number, std::move(operands), std::move(strides), descs[0].dtype, std::move(gradTracked)));
+    for (const ulyssesA2ADesc_t& d : descs) plan->boundOut_.push_back(d.boundOut);
     return {};
   })));
   if (comm->onDevice() && nranks > 1) {
@@ -77,7 +78,8 @@ std::shared_ptr<Plan> Plan::inverse() const {
 
 DeviceTransport::Work Plan::work() const {
   return {&schedule_, contractHash({static_cast<uint64_t>(Operation::PlanExecute), number_}),
-          plan::policyFacts(comm_->policyFacts(), dtype_, operands_, strides_, gradTracked_)};
+          plan::policyFacts(comm_->policyFacts(), dtype_, operands_, strides_, gradTracked_),
+          boundOut_.empty() ? nullptr : boundOut_.data()};
 }
 
 Status Plan::enqueue(const void* const in[], void* const out[], ulyssesStream_t stream) const {

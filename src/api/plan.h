@@ -35,6 +35,7 @@ class Plan : public std::enable_shared_from_this<Plan> {
   std::vector<OperandStrides> strides_;
   ulyssesDataType_t dtype_;
   std::vector<bool> gradTracked_;  // by operand
+  std::vector<void*> boundOut_;    // by operand; empty for an inverse, whose peers could not learn of it
   Schedule schedule_;
   // Device memory: what this plan's executions need, and its inverse's, made with it because an inverse is made locally.
   Communicator::Prepared prepared_, inversePrepared_;

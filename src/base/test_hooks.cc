@@ -14,6 +14,7 @@ struct Planted {
 };
 thread_local Planted planted;
 std::string architectureOfGpus;
+bool sharedGpuEngines = false;
 
 }  // namespace
 
@@ -38,6 +39,8 @@ void setCallTimeoutMs(int ms) { planted.callTimeoutMs = ms; }
 int callTimeoutMs() { return planted.callTimeoutMs; }
 void setArchitecture(std::string name) { architectureOfGpus = std::move(name); }
 std::string architecture() { return architectureOfGpus; }
+void setEnginesOnSharedGpus(bool on) { sharedGpuEngines = on; }
+bool enginesOnSharedGpus() { return sharedGpuEngines; }
 
 }  // namespace ulysses::hooks
 #endif

@@ -29,6 +29,8 @@ void setCallTimeoutMs(int ms);  // 0: the configuration's; init keeps its own
 int callTimeoutMs();
 void setArchitecture(std::string name);  // of the GPUs, as the tuning table knows it; "": as it is. Of the process
 std::string architecture();
+void setEnginesOnSharedGpus(bool on);  // copy engines also where ranks share a GPU. Of the process
+bool enginesOnSharedGpus();
 #else
 inline Status injectedFailure(Stage) { return {}; }
 constexpr bool fusedOff() { return false; }
@@ -36,6 +38,7 @@ constexpr size_t initialStagingBytes() { return 0; }
 constexpr unsigned long long firstRound() { return 1; }
 constexpr int callTimeoutMs() { return 0; }
 inline std::string architecture() { return {}; }
+constexpr bool enginesOnSharedGpus() { return false; }
 #endif
 
 }  // namespace ulysses::hooks

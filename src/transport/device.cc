@@ -17,39 +17,29 @@
 #include "base/log.h"
 #include "base/test_hooks.h"
 #include "bootstrap/control_page.h"
+#include "bootstrap/gather_values.h"
 #include "bootstrap/stage.h"
 #include "device/exchange.h"
+#include "device/flags.h"
 #include "device/work_table.h"
 #include "plan/contract_hash.h"
+#include "plan/engine_course.h"
 #include "plan/launch_shape.h"
+#include "transport/chain.h"
 #include "transport/cta_account.h"
 #include "transport/cuda_support.h"
+#include "transport/launch_events.h"
 #include "window/ipc.h"
 
 namespace ulysses {
 namespace {
 
-constexpr uint32_t kTableRows = 1024;            // windows a communicator may have at once
-constexpr size_t kSmallBytes = size_t{16} << 10;  // per pair
-constexpr size_t kStagingsInCap = 8;             // every plan has its own, beside the one of eager calls
+constexpr uint32_t kTableRows = 1024;                  // windows a communicator may have at once
+constexpr size_t kSmallBytes = size_t{16} << 10;       // per pair
+constexpr size_t kStagingsInCap = 8;                   // every plan has its own, beside the one of eager calls
 constexpr size_t kRecordedStaging = size_t{16} << 20;  // of all recorded eager calls: it can't grow under their graphs
 constexpr auto kLook = std::chrono::milliseconds(20);
 constexpr auto kGrace = std::chrono::milliseconds(200);  // for the kernels of a rank that has gone in good order
-
-// Flags, staging and epoch: what one chain of launches needs.
-struct Chain {
-  Chain() = default;
-  Chain(const Chain&) = delete;
-  ~Chain() {  // local: the peers learn of it at their next call
-    for (const uint32_t window : {stagingWindow, flagsWindow})
-      if (window != 0) registrar->release(window);
-  }
-  Registrar* registrar = nullptr;
-  device::Channel channel{};
-  DeviceBuffer epoch;
-  uint32_t flagsWindow = 0, stagingWindow = 0;
-  size_t stagingBytes = 0;
-};
 
 }  // namespace
 
@@ -59,6 +49,7 @@ class DeviceTransport::Prepared {
   struct Launch {
     LaunchShape shape;
     uint64_t contract = 0;
+    std::unique_ptr<plan::EngineCourse> engines;  // null where they can't move its bytes
   };
   Launch eager, recorded;
   Info info;  // of the eager launch
@@ -66,7 +57,8 @@ class DeviceTransport::Prepared {
   uint32_t blocks = 0;
   int operands = 0;
   std::vector<size_t> inExtent, outExtent;
-  std::shared_ptr<Chain> chain;  // for launches under capture
+  std::vector<const void*> bound;  // of a plan, by operand: the output it is bound to, or null
+  std::shared_ptr<Chain> chain;    // for launches under capture
 };
 
 namespace {
@@ -83,9 +75,7 @@ class CudaTransport final : public DeviceTransport {
     wake_.notify_all();
     if (monitor_.joinable()) monitor_.join();
     const DeviceGuard guard(s_.device);
-    if (host_ != nullptr && outstanding()) waitOrAbort();
-    for (const cudaEvent_t event : events_)
-      if (event != nullptr) (void)cudaEventDestroy(event);
+    if (host_ != nullptr && events_.outstanding()) waitOrAbort();
     if (host_ != nullptr) (void)cudaFreeHost(host_);
     giveBackCtas();
     (void)cudaGetLastError();
@@ -98,20 +88,23 @@ class CudaTransport final : public DeviceTransport {
     Status status = guard.status().ok() ? local(&resident) : guard.status();
     if (status.ok()) status = hooks::injectedFailure(hooks::Stage::Kernels);
     ULYSSES_TRY(agreeStage(*s_.channel, status, deadline));
-    Bytes mine(sizeof resident);
-    std::memcpy(mine.data(), &resident, sizeof resident);
-    std::vector<Bytes> all;
-    ULYSSES_TRY(s_.channel->allgather(mine, all, deadline));
-    residentCtas_ = UINT32_MAX;
-    for (const Bytes& b : all) {
-      std::memcpy(&resident, b.data(), std::min(b.size(), sizeof resident));
-      residentCtas_ = std::min(residentCtas_, static_cast<uint32_t>(resident));
+    struct Facts {
+      uint32_t resident, engines;
+    };
+    const Facts mine{static_cast<uint32_t>(resident), static_cast<uint32_t>(s_.engines)};
+    std::vector<Facts> all;
+    ULYSSES_TRY(gatherValues(mine, all, *s_.channel, deadline));
+    residentCtas_ = mine.resident;
+    engines_ = s_.engines;
+    for (const Facts& theirs : all) {
+      residentCtas_ = std::min(residentCtas_, theirs.resident);
+      engines_ = std::min(engines_, static_cast<plan::EngineUse>(theirs.engines));
     }
     if (s_.nranks > 1) {
       ULYSSES_ASSIGN(ledger_, CtaAccount::open(s_.gpus[static_cast<size_t>(s_.rank)], *s_.channel, deadline));
     }
     // Stage 2: flags.
-    ULYSSES_TRY(makeChain(&main_, deadline));
+    ULYSSES_ASSIGN(main_, makeChain(deadline));
     monitor_ = std::thread([this] { watch(); });
     return {};
   }
@@ -132,9 +125,10 @@ class CudaTransport final : public DeviceTransport {
     room.chunkedBytes = chunkedLimit();
     ULYSSES_TRY(agreeRoom(wanted, &room, deadline));
     // Recorded eager calls share one chain, whose staging is made once: graphs hold its address.
-    const bool shared = capture == Capture::Shared, made = shared && recorded_ && recorded_->stagingBytes != 0;
-    room.recordedBytes = made ? recorded_->stagingBytes
-                              : std::min({room.chunkedBytes, room.windowBytes / 2, shared ? kRecordedStaging : SIZE_MAX});
+    const bool shared = capture == Capture::Shared, made = shared && recorded_ && recorded_->stagingBytes() != 0;
+    room.recordedBytes =
+        made ? recorded_->stagingBytes()
+             : std::min({room.chunkedBytes, room.windowBytes / 2, shared ? kRecordedStaging : SIZE_MAX});
     room.besidesBytes = made ? 0 : device::flagsBytes(s_.nranks, kSmallBytes) + room.recordedBytes;
 
     Status status = guard.status();
@@ -144,46 +138,62 @@ class CudaTransport final : public DeviceTransport {
       auto prepared = std::make_shared<Prepared>();
       shape(works[i], choices[i], room, prepared.get());
       if (status.ok()) status = upload(*works[i].schedule, *prepared);
-      if (status.ok() && prepared->info.refusal.empty() && !prepared->info.small && prepared->eager.shape.tileBytes == 0)
-        status = Status(ulyssesOutOfMemory, formatText("{} bytes of window that may be used for staging (ULYSSES_STAGING, and "
-                                                       "what the window cap has left) leave no room for {} ranks",
-                                                       room.windowBytes, s_.nranks));
+      if (status.ok()) status = bind(works[i], *prepared);
+      if (status.ok() && prepared->info.refusal.empty() && !prepared->info.small &&
+          prepared->eager.shape.tileBytes == 0)
+        status = Status(ulyssesOutOfMemory,
+                        formatText("{} bytes of window that may be used for staging (ULYSSES_STAGING, and "
+                                   "what the window cap has left) leave no room for {} ranks",
+                                   room.windowBytes, s_.nranks));
       staging = std::max(staging, prepared->eager.shape.stagingBytes);
       recordedStaging = std::max(recordedStaging, prepared->recorded.shape.stagingBytes);
       out->push_back(std::move(prepared));
     }
     ULYSSES_TRY(agreeStage(*s_.channel, status, deadline));
-    ULYSSES_TRY(ensureStaging(main_, staging, deadline));
+    ULYSSES_TRY(ensureStaging(*main_, staging, deadline));
     std::shared_ptr<Chain> chain = shared ? recorded_ : nullptr;
     if (!chain) {
-      chain = std::make_shared<Chain>();
-      ULYSSES_TRY(makeChain(chain.get(), deadline));
+      ULYSSES_ASSIGN(chain, makeChain(deadline));
       if (shared) recorded_ = chain;
     }
     if (shared && recordedStaging != 0) recordedStaging = room.recordedBytes;
     ULYSSES_TRY(ensureStaging(*chain, recordedStaging, deadline));
-    for (const std::shared_ptr<Prepared>& p : *out) p->chain = chain;
+    for (size_t i = 0; i < works.size(); ++i) {
+      (*out)[i]->chain = chain;
+      ULYSSES_TRY(setEngineCourses(works[i], capture, *(*out)[i], deadline));
+    }
     return {};
   }
 
-  Status launch(Prepared& p, bool valid, const void* const in[], void* const out[], ulyssesStream_t stream) override {
+  Status launch(Prepared& p, bool valid, const void* const in[], void* const out[], ulyssesStream_t stream,
+                std::span<const Contract* const> contracts) override {
     const LaunchGuard guard(s_.device);
     ULYSSES_TRY(guard.status());
     const bool recording = isCapturing(stream);
-    Chain& chain = recording ? *p.chain : main_;
+    Chain& chain = recording ? *p.chain : *main_;
     const Prepared::Launch& launch = recording ? p.recorded : p.eager;
-    if (launch.shape.stagingBytes > chain.stagingBytes)  // the same on all ranks
-      return Status(ulyssesOutOfMemory, formatText("{} bytes of staging are needed; they were given up for more, which could "
-                                                   "not be had", launch.shape.stagingBytes));
+    if (launch.shape.stagingBytes > chain.stagingBytes())  // the same on all ranks
+      return Status(ulyssesOutOfMemory,
+                    formatText("{} bytes of staging are needed; they were given up for more, which could "
+                               "not be had",
+                               launch.shape.stagingBytes));
+    if (launch.engines && !contracts.empty()) launch.engines->follow(contracts);
+    const plan::EngineCourse* engines =
+        launch.engines && launch.engines->verdict().chosen ? launch.engines.get() : nullptr;
 
     device::Exchange x{};
-    x.channel = chain.channel;
+    x.channel = chain.channel();
     x.table = static_cast<const device::WorkTable*>(p.table.get());
     x.blocks = p.blocks;
     x.operands = p.operands;
     x.ctas = launch.shape.ctas;
     x.tileBytes = std::max<uint64_t>(launch.shape.tileBytes, device::kUnit);
-    const uint64_t number = launched_.load(std::memory_order_relaxed) + 1;
+    uint64_t number = 0;
+    if (!recording) {
+      ULYSSES_ASSIGN(number, events_.chain(stream));
+    }
+    Status refused = valid ? checkBound(p, out) : Status();
+    valid = valid && refused.ok();
     bool plain = false;
     for (int i = 0; i < p.operands && valid; ++i) {
       const auto at = static_cast<size_t>(i);
@@ -196,33 +206,38 @@ class CudaTransport final : public DeviceTransport {
       for (const uint32_t window : {l.window, s_.registrar->locate(in[i], p.inExtent[at]).window})
         if (window < kTableRows) lastUse_[window] = number;
     }
-    Status refused;
-    if (valid && plain && !launch.shape.small && launch.shape.tileBytes == 0) {
-      refused = p.info.refusal.empty()
-                    ? Status(ulyssesInvalidUsage, "the window cap leaves no room for staging of its own to what graphs record: "
-                                                  "record exchanges into windows, or raise the cap")
-                    : Status(ulyssesNotSupported, formatText("not fused ({}), and this communicator has no fallback; outputs "
-                                                             "in windows (ulyssesMemAlloc) need no staging", p.info.refusal));
+    if (valid && plain && engines == nullptr && !launch.shape.small && launch.shape.tileBytes == 0) {
+      refused =
+          p.info.refusal.empty()
+              ? Status(ulyssesInvalidUsage,
+                       "the window cap leaves no room for staging of its own to what graphs record: "
+                       "record exchanges into windows, or raise the cap")
+              : Status(ulyssesNotSupported, formatText("not fused ({}), and this communicator has no fallback; outputs "
+                                                       "in windows (ulyssesMemAlloc) need no staging",
+                                                       p.info.refusal));
     }
     valid = valid && refused.ok();
-    // A wrong call is launched all the same, as one that nobody may take part in: the peers find out on the device.
-    x.contract = valid ? launch.contract : 0;
     if (plain) std::fill_n(x.location, p.operands, device::kPlain);  // in all or in none
-    lastDirect_ = !plain;
+    lastPath_ = engines != nullptr ? "copy-engine" : plain ? "staged" : "direct";
 
-    if (!recording && number > 1 && stream != lastStream_) ULYSSES_CUDA(cudaStreamWaitEvent(stream, event(number - 1), 0));
-    const int error = launch.shape.small ? device::launchSmallExchange(x, stream) : device::launchExchange(x, stream);
-    ULYSSES_TRY(cudaStatus(static_cast<cudaError_t>(error), "launch of the exchange"));
+    // A wrong call is launched all the same, as one that nobody may take part in: the peers find out on the device.
+    const uint64_t contract = engines != nullptr ? engines->contract() : launch.contract;
+    x.contract = valid ? contract : 0;
+    if (engines != nullptr) {
+      const auto base = [this](int rank, uint32_t window) { return s_.registrar->base(rank, window); };
+      ULYSSES_TRY(chain.engine()->launch(x, contract, engines->steps(), base, stream));
+    } else {
+      const int error = launch.shape.small ? device::launchSmallExchange(x, stream) : device::launchExchange(x, stream);
+      ULYSSES_TRY(cudaStatus(static_cast<cudaError_t>(error), "launch of the exchange"));
+    }
     if (recording) return refused;
-    ULYSSES_CUDA(cudaEventRecord(event(number), stream));
-    lastStream_ = stream;
     launchedMs_.store(nowMs(), std::memory_order_relaxed);
-    launched_.store(number, std::memory_order_release);
+    ULYSSES_TRY(events_.launched(number, stream));
     s_.agreement->page()->rank(s_.rank).launches.fetch_add(1, std::memory_order_release);
     return refused;
   }
 
-  bool lastWasDirect() const override { return lastDirect_; }
+  const char* lastPath() const override { return lastPath_; }
 
   Status publishWindow(uint32_t window, Deadline deadline) override {
     const DeviceGuard guard(s_.device);
@@ -233,7 +248,8 @@ class CudaTransport final : public DeviceTransport {
       device::WindowRow row{};
       for (int r = 0; r < s_.nranks; ++r) row.base[r] = reinterpret_cast<uint64_t>(s_.registrar->base(r, window));
       status = cudaStatus(cudaMemcpy(static_cast<device::WindowRow*>(windows_.get()) + window, &row, sizeof row,
-                                     cudaMemcpyHostToDevice), "table of windows");
+                                     cudaMemcpyHostToDevice),
+                          "table of windows");
     }
     if (window < kTableRows) lastUse_[window] = 0;
     return agreeStage(*s_.channel, status, deadline);
@@ -241,7 +257,7 @@ class CudaTransport final : public DeviceTransport {
 
   bool inUse(uint32_t window) override {
     const DeviceGuard guard(s_.device);
-    return window < kTableRows && lastUse_[window] != 0 && !over(lastUse_[window]);
+    return window < kTableRows && lastUse_[window] != 0 && !events_.over(lastUse_[window]);
   }
 
   Status takeError() override {
@@ -253,8 +269,10 @@ class CudaTransport final : public DeviceTransport {
     if (words->error != static_cast<uint32_t>(device::KernelError::Mismatch)) return {};
     const int rank = words->errorRank;
     static_cast<volatile device::HostWords*>(host_)->error = 0;
-    return Status(ulyssesMismatch, formatText("an earlier exchange was launched by rank {} with wrong arguments, or with "
-                                              "another contract than by the ranks before it: nothing was stored on any rank", rank));
+    return Status(ulyssesMismatch,
+                  formatText("an earlier exchange was launched by rank {} with wrong arguments, or with "
+                             "another contract than by the ranks before it: nothing was stored on any rank",
+                             rank));
   }
 
   void abort() override {
@@ -265,11 +283,13 @@ class CudaTransport final : public DeviceTransport {
 
  private:
   static int64_t nowMs() {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
   }
 
   Status local(int* resident) {
     ULYSSES_CUDA(static_cast<cudaError_t>(device::loadKernels()));
+    ULYSSES_CUDA(static_cast<cudaError_t>(device::loadFlagKernels()));
     ULYSSES_CUDA(static_cast<cudaError_t>(device::residentCtas(resident)));
     void* words = nullptr;
     ULYSSES_CUDA(cudaHostAlloc(&words, sizeof(device::HostWords), cudaHostAllocMapped | cudaHostAllocPortable));
@@ -279,62 +299,70 @@ class CudaTransport final : public DeviceTransport {
     ULYSSES_CUDA(cudaHostGetDevicePointer(&mapped, words, 0));
     hostOnDevice_ = static_cast<device::HostWords*>(mapped);
     ULYSSES_ASSIGN(windows_, deviceBuffer(kTableRows * sizeof(device::WindowRow)));
-    for (cudaEvent_t& event : events_) ULYSSES_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    return {};
+    return events_.create();
   }
 
   // Collective.
-  Status makeChain(Chain* chain, Deadline deadline) {
-    chain->registrar = s_.registrar;
-    chain->channel.rank = s_.rank;
-    Result<DeviceBuffer> epoch = deviceBuffer(sizeof(device::Epoch));
-    const size_t bytes = device::flagsBytes(s_.nranks, kSmallBytes);
-    Status status = epoch.ok() ? s_.registrar->fits(bytes) : epoch.status();
-    if (status.ok()) status = hooks::injectedFailure(hooks::Stage::Flags);
-    ULYSSES_TRY(agreeStage(*s_.channel, status, deadline));
-    chain->epoch = epoch.take();
-    ULYSSES_TRY(s_.registrar->allocate(bytes, *s_.channel, deadline, &chain->flagsWindow));
-    chain->channel.nranks = s_.nranks;
-    for (int r = 0; r < s_.nranks; ++r)
-      chain->channel.flags[r] = reinterpret_cast<char*>(s_.registrar->base(r, chain->flagsWindow));
-    chain->channel.smallBytes = kSmallBytes;
-    chain->channel.epoch = static_cast<device::Epoch*>(chain->epoch.get());
-    chain->channel.host = hostOnDevice_;
-    chain->channel.windows = static_cast<const device::WindowRow*>(windows_.get());
-    return {};
+  Result<std::shared_ptr<Chain>> makeChain(Deadline deadline) {
+    return Chain::make({s_.rank, s_.nranks, kSmallBytes, distinctGpus() && engines_ != plan::EngineUse::Off,
+                        hostOnDevice_, static_cast<const device::WindowRow*>(windows_.get()), s_.channel, s_.registrar},
+                       deadline);
   }
-
-  // Collective. The chain is drained before its staging changes: every rank has launched all that came before.
+  // Collective. Every rank has launched all that came before.
   Status ensureStaging(Chain& chain, size_t bytes, Deadline deadline) {
-    if (bytes <= chain.stagingBytes) return {};
-    Status status;
-    if (chain.stagingWindow != 0) status = drain();
-    if (status.ok()) status = s_.registrar->fits(bytes - chain.stagingBytes);
-    if (status.ok()) status = hooks::injectedFailure(hooks::Stage::Staging);
-    ULYSSES_TRY(agreeStage(*s_.channel, status, deadline));
-    const size_t before = chain.stagingBytes;
-    if (chain.stagingWindow != 0) s_.registrar->retire(chain.stagingWindow);
-    chain.stagingWindow = 0;
-    chain.stagingBytes = 0;
-    const Status grown = allocateStaging(chain, bytes, deadline);
-    // What was prepared for the smaller one goes on with it.
-    if (!grown.ok() && before != 0) (void)allocateStaging(chain, before, deadline);
-    return grown;
+    return chain.ensureStaging(
+        bytes, [this] { return events_.wait(); }, deadline);
   }
 
-  Status allocateStaging(Chain& chain, size_t bytes, Deadline deadline) {
-    ULYSSES_TRY(s_.registrar->allocate(bytes, *s_.channel, deadline, &chain.stagingWindow));
-    chain.stagingBytes = bytes;
-    for (int r = 0; r < s_.nranks; ++r)
-      chain.channel.staging[r] = reinterpret_cast<char*>(s_.registrar->base(r, chain.stagingWindow));
+  bool distinctGpus() const { return s_.ranksPerDevice == 1 || hooks::enginesOnSharedGpus(); }
+
+  // Takes over what a plan is bound to on this rank.
+  Status bind(const Work& work, Prepared& p) const {
+    p.bound.assign(static_cast<size_t>(p.operands), nullptr);
+    for (size_t i = 0; i < p.bound.size() && work.boundOut != nullptr; ++i) {
+      p.bound[i] = work.boundOut[i];
+      if (p.bound[i] != nullptr && p.outExtent[i] != 0 && s_.registrar->locate(p.bound[i], p.outExtent[i]).plain())
+        return Status(ulyssesInvalidArgument, formatText("operand {}: boundOut is {}, where no window has {} bytes", i,
+                                                         p.bound[i], p.outExtent[i]));
+    }
+    return {};
+  }
+  static Status checkBound(const Prepared& p, void* const out[]) {
+    for (size_t i = 0; i < p.bound.size(); ++i)
+      if (p.bound[i] != nullptr && out[i] != p.bound[i])
+        return Status(
+            ulyssesInvalidArgument,
+            formatText("operand {}: the output is {}, and the plan is bound to {} (boundOut)", i, out[i], p.bound[i]));
     return {};
   }
 
-  Status drain() {
-    const uint64_t newest = launched_.load();
-    if (newest == 0) return {};
-    ULYSSES_CUDA(cudaEventSynchronize(event(newest)));
-    settle(newest);
+  // Collective. An eager call's outputs are in its contracts; those of a plan are agreed on here.
+  Status setEngineCourses(const Work& work, Capture capture, Prepared& p, Deadline deadline) {
+    plan::EngineFacts facts = plan::engineFacts(*work.schedule, engines_, distinctGpus());
+    if (!judgeEngine(facts).chosen) return {};
+    const auto schedule = std::make_shared<const Schedule>(*work.schedule);
+    for (Prepared::Launch* launch : {&p.eager, &p.recorded}) {
+      facts.chunkBytes = launch->shape.tileBytes * launch->shape.ctas;  // in the staging that the kernels have
+      launch->engines = std::make_unique<plan::EngineCourse>(schedule, facts, work.identity);
+    }
+    if (capture == Capture::Shared) return {};
+    struct Places {
+      Location of[device::kMaxOperands];
+    } mine{};
+    for (size_t i = 0; i < p.bound.size(); ++i)
+      if (p.bound[i] != nullptr) mine.of[i] = s_.registrar->locate(p.bound[i], p.outExtent[i]);
+    std::vector<Places> all;
+    ULYSSES_TRY(gatherValues(mine, all, *s_.channel, deadline));
+    std::vector<std::vector<Location>> outputs;
+    for (const Places& theirs : all) outputs.emplace_back(theirs.of, theirs.of + p.operands);
+    p.recorded.engines->bind(outputs);
+    p.eager.engines->bind(std::move(outputs));
+    const plan::EngineVerdict& verdict = p.eager.engines->verdict();
+    p.info.reason = verdict.chosen ? verdict.reason : p.info.reason + "; " + verdict.reason;
+    if (!verdict.chosen) return {};
+    p.info.engines = true;
+    p.info.tileBytes *= p.info.ctas;
+    p.info.ctas = 1;
     return {};
   }
 
@@ -351,7 +379,7 @@ class CudaTransport final : public DeviceTransport {
       Bytes blob(sizeof(Has));
       std::vector<Bytes> blobs;
       const auto tell = [&](uint32_t ctas, bool reserved, Has* least) -> Status {
-        const Has mine{s_.registrar->freeBytes() + main_.stagingBytes, ctas, reserved};
+        const Has mine{s_.registrar->freeBytes() + main_->stagingBytes(), ctas, reserved};
         std::memcpy(blob.data(), &mine, sizeof mine);
         ULYSSES_TRY(s_.channel->allgather(blob, blobs, deadline));
         *least = mine;
@@ -383,12 +411,17 @@ class CudaTransport final : public DeviceTransport {
     s_.agreement->page()->rank(s_.rank).ctas.store(heldEager_ + heldRecorded_);
     room->ctas = share.ctas;
     if (share.ctas > heldEager_ && !std::exchange(crowded_, true))
-      ULYSSES_LOG(Warn, s_.device, "rank {} of {}: {} CTAs of a launch are not resident beside those of the other communicators "
-                  "on this GPU ({} fit): launch the exchanges of all of them in one order on all ranks, each behind the one "
-                  "before", s_.rank, s_.nranks, share.ctas, residentCtas_);
+      ULYSSES_LOG(
+          Warn, s_.device,
+          "rank {} of {}: {} CTAs of a launch are not resident beside those of the other communicators "
+          "on this GPU ({} fit): launch the exchanges of all of them in one order on all ranks, each behind the one "
+          "before",
+          s_.rank, s_.nranks, share.ctas, residentCtas_);
     if (share.ctas > heldRecorded_)
-      ULYSSES_LOG(Info, s_.device, "rank {} of {}: {} CTAs of what graphs record are not resident beside other calls: replay "
-                  "graphs in one order with them", s_.rank, s_.nranks, share.ctas);
+      ULYSSES_LOG(Info, s_.device,
+                  "rank {} of {}: {} CTAs of what graphs record are not resident beside other calls: replay "
+                  "graphs in one order with them",
+                  s_.rank, s_.nranks, share.ctas);
     return {};
   }
 
@@ -420,7 +453,8 @@ class CudaTransport final : public DeviceTransport {
     p->recorded = {launches.recorded, contractOf(work.identity, launches.recorded)};
     const LaunchShape& shape = launches.eager;
     p->info = {shape.ctas, shape.tileBytes, shape.small, shape.stagingBytes, choice.reason, ""};
-    if (choice.fused && static_cast<int>(shape.ctas) != choice.ctas) p->info.reason += formatText("; launched with {}", shape.ctas);
+    if (choice.fused && static_cast<int>(shape.ctas) != choice.ctas)
+      p->info.reason += formatText("; launched with {}", shape.ctas);
     if (!choice.fused && !shape.small) p->info.refusal = choice.reason;
   }
 
@@ -431,8 +465,8 @@ class CudaTransport final : public DeviceTransport {
 
   static Status upload(const Schedule& schedule, Prepared& prepared) {
     if (schedule.operands > static_cast<size_t>(device::kMaxOperands))
-      return Status(ulyssesNotSupported, formatText("{} operands; on device memory a plan has at most {}", schedule.operands,
-                                                    device::kMaxOperands));
+      return Status(ulyssesNotSupported, formatText("{} operands; on device memory a plan has at most {}",
+                                                    schedule.operands, device::kMaxOperands));
     const std::vector<unsigned char> table = device::makeWorkTable(
         schedule.rank, schedule.nranks, static_cast<int>(schedule.operands),
         [&](int from, int to, int operand) { return schedule.copies(from, to, static_cast<size_t>(operand)); });
@@ -445,34 +479,11 @@ class CudaTransport final : public DeviceTransport {
     return {};
   }
 
-  // Launches outside graphs are numbered from 1 on; the last kEvents of them have an event each.
-  cudaEvent_t event(uint64_t number) const { return events_[number % kEvents]; }
-  void settle(uint64_t number) {
-    uint64_t before = settled_.load(std::memory_order_relaxed);
-    while (before < number && !settled_.compare_exchange_weak(before, number, std::memory_order_relaxed)) {
-    }
-  }
-  // Whether a launch is over, and with it all before. One that is long past may be taken for one that is not, as long as
-  // none of the last kEvents is over.
-  bool over(uint64_t number) {
-    if (settled_.load(std::memory_order_relaxed) >= number) return true;
-    const uint64_t newest = launched_.load(std::memory_order_acquire);
-    const uint64_t seen = std::max(number, newest < kEvents ? 1 : newest - kEvents + 1);
-    const cudaError_t state = cudaEventQuery(event(seen));
-    if (state != cudaSuccess) (void)cudaGetLastError();
-    if (state == cudaErrorNotReady) return false;
-    settle(seen);
-    return true;
-  }
-
-  // Whether the last launch outside a graph is still on the device.
-  bool outstanding() { return !over(launched_.load(std::memory_order_acquire)); }
-
   void waitOrAbort() {
     const int64_t end = nowMs() + 2000;
-    while (outstanding() && nowMs() < end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (outstanding()) abort();
-    (void)cudaEventSynchronize(event(launched_.load()));
+    while (events_.outstanding() && nowMs() < end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (events_.outstanding()) abort();
+    (void)events_.wait();
   }
 
   // Ends kernels that wait for a rank that has died, or has not launched before the deadline.
@@ -501,7 +512,7 @@ class CudaTransport final : public DeviceTransport {
   }
 
   Status lookAround() {
-    const bool busy = outstanding();
+    const bool busy = events_.outstanding();
     ControlPage& page = *s_.agreement->page();
     if (const int by = static_cast<int>(page.aborted().load()); by != 0)
       return Status(ulyssesRemoteError, formatText("rank {} aborted the communicator", by - 1));
@@ -525,18 +536,16 @@ class CudaTransport final : public DeviceTransport {
   device::HostWords* host_ = nullptr;
   device::HostWords* hostOnDevice_ = nullptr;
   DeviceBuffer windows_;
-  std::unique_ptr<CtaAccount> ledger_;  // null for one rank alone
+  std::unique_ptr<CtaAccount> ledger_;         // null for one rank alone
   uint32_t heldEager_ = 0, heldRecorded_ = 0;  // CTAs of this rank in it
   bool crowded_ = false;
-  Chain main_;
+  plan::EngineUse engines_ = plan::EngineUse::Off;  // the first of all ranks
+  std::shared_ptr<Chain> main_;
   std::shared_ptr<Chain> recorded_;  // of eager calls in graphs
 
-  static constexpr uint64_t kEvents = 16;
-  std::array<cudaEvent_t, kEvents> events_{};
-  std::atomic<uint64_t> launched_{0}, settled_{0};  // launches; those known to be over
-  std::array<uint64_t, kTableRows> lastUse_{};      // by window: the last launch that has it among its buffers
-  cudaStream_t lastStream_ = nullptr;
-  bool lastDirect_ = false;
+  LaunchEvents events_;
+  std::array<uint64_t, kTableRows> lastUse_{};  // by window: the last launch that has it among its buffers
+  const char* lastPath_ = "";
   std::atomic<int64_t> launchedMs_{0};
 
   std::thread monitor_;
@@ -548,38 +557,6 @@ class CudaTransport final : public DeviceTransport {
 };
 
 }  // namespace
-
-bool isCapturing(ulyssesStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) (void)cudaGetLastError();
-  return status != cudaStreamCaptureStatusNone;
-}
-
-Status copyOnDevice(const Schedule& schedule, const void* const in[], void* const out[], ulyssesStream_t stream) {
-  for (size_t i = 0; i < schedule.operands; ++i)
-    for (const layout::BlockCopy& c : schedule.shares[0][i].direct.copies()) {
-      const auto* src = static_cast<const std::byte*>(in[i]) + c.srcOffset;
-      auto* dst = static_cast<std::byte*>(out[i]) + c.dstOffset;
-      if (src != dst)
-        ULYSSES_CUDA(cudaMemcpy2DAsync(dst, c.dstPitch, src, c.srcPitch, c.rowBytes, c.rows, cudaMemcpyDeviceToDevice, stream));
-    }
-  return {};
-}
-
-Status synchroniseStream(ulyssesStream_t stream) { return cudaStatus(cudaStreamSynchronize(stream), "waiting for the stream"); }
-
-int currentCudaDevice() {
-  int device = -1;
-  if (cudaGetDevice(&device) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return -1;
-  }
-  return device;
-}
-
-void setCurrentCudaDevice(int device) {
-  if (device >= 0 && cudaSetDevice(device) != cudaSuccess) (void)cudaGetLastError();
-}
 
 Result<std::unique_ptr<DeviceTransport>> DeviceTransport::create(const Setup& setup, Deadline deadline) {
   auto transport = std::make_unique<CudaTransport>(setup);

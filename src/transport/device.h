@@ -9,6 +9,8 @@
 
 #include "bootstrap/agreement.h"
 #include "bootstrap/bootstrap.h"
+#include "plan/contract.h"
+#include "plan/copy_engine.h"
 #include "plan/policy.h"
 #include "plan/schedule.h"
 #include "window/registrar.h"
@@ -35,8 +37,9 @@ class DeviceTransport {
     int rank, nranks, device;
     std::vector<std::string> gpus;  // of all ranks, by physical identity
     int ranksPerDevice;
-    uint32_t maxCtas;        // the smallest limit of all ranks; 0: none
-    size_t stagingLimit;     // the smallest of all ranks
+    plan::EngineUse engines;  // as this rank's ULYSSES_PATH has it
+    uint32_t maxCtas;         // the smallest limit of all ranks; 0: none
+    size_t stagingLimit;      // the smallest of all ranks
     int timeoutMs;
     ControlChannel* channel;
     Registrar* registrar;
@@ -52,6 +55,7 @@ class DeviceTransport {
     const Schedule* schedule;
     uint64_t identity;
     plan::PolicyFacts policy;
+    void* const* boundOut = nullptr;  // of a plan, this rank's: null, or by operand the output or null
   };
   // Flags and staging for launches under capture, so that replays of a graph may run beside other calls: a plan's own,
   // or those that all recorded eager calls of the communicator share.
@@ -60,10 +64,13 @@ class DeviceTransport {
   virtual Status prepare(std::span<const Work> works, Capture capture, std::vector<std::shared_ptr<Prepared>>* prepared,
                          Deadline deadline) = 0;
 
-  // Local; waits for nothing. `valid`: else this rank's call is wrong, and no rank may store anything.
-  virtual Status launch(Prepared& prepared, bool valid, const void* const in[], void* const out[], ulyssesStream_t stream) = 0;
+  // Local; waits for nothing. `valid`: else this rank's call is wrong, and no rank may store anything. `contracts`: of
+  // all ranks, where the call has been agreed on; they tell copy engines where the outputs lie.
+  virtual Status launch(Prepared& prepared, bool valid, const void* const in[], void* const out[],
+                        ulyssesStream_t stream, std::span<const Contract* const> contracts = {}) = 0;
 
-  virtual bool lastWasDirect() const = 0;
+  // How the last launch moves its bytes: direct (to this rank), staged or copy-engine.
+  virtual const char* lastPath() const = 0;
 
   // Collective: a new window's place is made known to the kernels.
   virtual Status publishWindow(uint32_t window, Deadline deadline) = 0;
@@ -79,8 +86,9 @@ class DeviceTransport {
     uint64_t tileBytes = 0;
     bool small = false;
     size_t stagingBytes = 0;
-    std::string reason;   // of the policy
-    std::string refusal;  // why plain outputs are not fused; "" where they are
+    std::string reason;    // of the policy
+    std::string refusal;   // why plain outputs are not fused; "" where they are
+    bool engines = false;  // copy engines move the bytes: of a plan, which knows before its executions
   };
   virtual const Info& infoOf(const Prepared& prepared) const = 0;
 };
