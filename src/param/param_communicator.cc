@@ -358,16 +358,20 @@ Status ParamCommunicator::gather(int group, int slot, ulyssesStream_t stream) {
   Group& g = at(group);
   Slot* const place = slot < 0 ? nullptr : &slots_[static_cast<size_t>(slot)];
   Order& order = place != nullptr ? place->order : g.order;
+  if (place != nullptr && device_ && isCapturing(stream))
+    return refuse(
+        Operation::ParamAcquire, group,
+        Status(ulyssesInvalidUsage, formatText("group {} is streamed: its slot is another group's when a graph is "
+                                               "replayed; record what is resident",
+                                               group)));
   Status status = stageShards(group, order, stream);
   // What is wrong here is told the peers, who are in the gather.
   if (!status.ok()) return refuse(Operation::ParamAcquire, group, status);
   status = transfer(group, place != nullptr ? place->storage.data() : g.storage.data(), stream);
   if (!status.ok() && nothingMoved(status)) return status;
-  if (device_ && status.ok()) {
-    ULYSSES_TRY(device_->staged(stream));
-    ULYSSES_ASSIGN(order.filled, device_->mark(stream));
-    order.read.reset();
-  }
+  // What a graph gathers is there when it is replayed, not now.
+  if (device_ && status.ok() && isCapturing(stream)) return device_->staged(stream);
+  if (device_ && status.ok()) status = noteFilled(order, stream);
   if (place != nullptr && place->group != group) {
     if (place->group >= 0) ++stats_.evictions;
     empty(*place);
@@ -382,6 +386,13 @@ Status ParamCommunicator::gather(int group, int slot, ulyssesStream_t stream) {
   ++stats_.gathers;
   if (place != nullptr) place->filled = stats_.gathers;
   stats_.bytesMoved += g.facts.gathered;
+  return {};
+}
+
+Status ParamCommunicator::noteFilled(Order& order, ulyssesStream_t stream) {
+  ULYSSES_TRY(device_->staged(stream));
+  ULYSSES_ASSIGN(order.filled, device_->mark(stream));
+  order.read.reset();
   return {};
 }
 

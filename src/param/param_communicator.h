@@ -90,6 +90,7 @@ class ParamCommunicator {
   Order& orderOf(Group& group) { return group.slot >= 0 ? slots_[static_cast<size_t>(group.slot)].order : group.order; }
   Status gather(int group, int slot, ulyssesStream_t stream);
   Status transfer(int group, std::byte* storage, ulyssesStream_t stream);
+  Status noteFilled(Order& order, ulyssesStream_t stream);
   // This rank's shards as they are gathered, after all that the gather must follow.
   Status stageShards(int group, const Order& order, ulyssesStream_t stream);
   void castShards(const Group& group);

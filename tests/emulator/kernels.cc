@@ -9,6 +9,7 @@
 #include "device/cast.h"
 #include "device/copy.h"
 #include "device/exchange.h"
+#include "device/flags.h"
 #include "device/staging_copy.h"
 #include "emulator/runtime.h"
 #include "gpu/support/pattern.h"
@@ -57,21 +58,45 @@ bool loadLine(const Line* line, uint32_t epoch, uint64_t& payload) {
   return low >> 32 == epoch && high >> 32 == epoch;
 }
 
+const WorkTable kNoTable{};
+
+// Spins until arrived(); false when the host aborts.
+template <class Arrived>
+bool await(const Channel& channel, const Arrived& arrived) {
+  for (int spins = 0; !arrived(); ++spins) {
+    if (std::atomic_ref(channel.host->abort).load() != 0) return false;
+    spins < 100 ? std::this_thread::yield() : std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  return true;
+}
+
+void reportError(const Channel& channel, uint32_t epoch, KernelError error, int by) {
+  channel.host->errorEpoch = epoch;
+  channel.host->errorRank = by;
+  std::atomic_ref(channel.host->error).store(static_cast<uint32_t>(error));
+}
+
 class Launch {
  public:
   explicit Launch(const Exchange& exchange)
       : x(exchange),
-        table(*exchange.table),
-        blocks(exchange.table->blocks()),
+        table(exchange.table != nullptr ? *exchange.table : kNoTable),
+        blocks(table.blocks()),
         rank(x.channel.rank),
         nranks(x.channel.nranks) {}
 
-  void run(bool small) {
-    epoch = x.channel.epoch->value + 1;
+  // Entry alone, of a launch whose bytes copy engines move.
+  void enter(uint64_t made) {
+    announce();
+    readEntries();
+    uint32_t senders = 0;
     for (int p = 0; p < nranks; ++p)
-      for (int item = 0; item <= x.operands; ++item)
-        storeLine(&flagsOf(p)->entry[epoch & 1][rank][item], item == 0 ? x.contract : x.location[item - 1], epoch);
-    x.channel.epoch->value = epoch;
+      if (p != rank && contract[p] == made) senders |= 1u << p;
+    x.channel.epoch->senders = senders;
+  }
+
+  void run(bool small) {
+    announce();
     for (int i = 0; i < x.operands; ++i) {
       in[i] = reinterpret_cast<uint64_t>(x.in[i]);
       out[rank][i] = reinterpret_cast<uint64_t>(x.out[i]);
@@ -84,6 +109,13 @@ class Launch {
   }
 
  private:
+  void announce() {
+    epoch = x.channel.epoch->value + 1;
+    for (int p = 0; p < nranks; ++p)
+      for (int item = 0; item <= x.operands; ++item)
+        storeLine(&flagsOf(p)->entry[epoch & 1][rank][item], item == 0 ? x.contract : x.location[item - 1], epoch);
+    x.channel.epoch->value = epoch;
+  }
   Flags* flagsOf(int r) const { return reinterpret_cast<Flags*>(x.channel.flags[r]); }
   Line* linesOfSender(int receiver, int sender) const {
     char* lines = x.channel.flags[receiver] + flagsBytes(0, 0);
@@ -91,23 +123,13 @@ class Launch {
            ((epoch & 1) * static_cast<uint64_t>(nranks) + static_cast<uint64_t>(sender)) *
                linesOf(x.channel.smallBytes);
   }
-  bool aborted() const { return std::atomic_ref(x.channel.host->abort).load() != 0; }
   template <class Arrived>
   bool await(const Arrived& arrived) const {
-    for (int spins = 0; !arrived(); ++spins) {
-      if (aborted()) return false;
-      spins < 100 ? std::this_thread::yield() : std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-    return true;
+    return device::await(x.channel, arrived);
   }
-  void reportError(KernelError error, int by) const {
-    x.channel.host->errorEpoch = epoch;
-    x.channel.host->errorRank = by;
-    std::atomic_ref(x.channel.host->error).store(static_cast<uint32_t>(error));
-  }
+  void reportError(KernelError error, int by) const { device::reportError(x.channel, epoch, error, by); }
 
   bool readEntries() {
-    uint64_t contract[kMaxRanks];
     bool agreed = true;
     for (int p = 0; p < nranks; ++p) {
       const Line* entry = flagsOf(rank)->entry[epoch & 1][p];
@@ -228,6 +250,7 @@ class Launch {
   const Block* blocks;
   const int rank, nranks;
   uint32_t epoch = 0;
+  uint64_t contract[kMaxRanks] = {};
   uint64_t in[kMaxOperands] = {}, out[kMaxRanks][kMaxOperands] = {};
   bool staged[kMaxRanks] = {};
 };
@@ -246,6 +269,32 @@ int launchExchange(const Exchange& exchange, CUstream_st* stream) {
 }
 int launchSmallExchange(const Exchange& exchange, CUstream_st* stream) {
   return emulator::enqueue(stream, [exchange] { Launch(exchange).run(true); });
+}
+
+int loadFlagKernels() {
+  return 0;
+}
+int launchEntry(const Exchange& x, uint64_t contract, CUstream_st* stream) {
+  return emulator::enqueue(stream, [x, contract] { Launch(x).enter(contract); });
+}
+int launchRaise(const Channel& channel, Flag flag, int peer, uint32_t count, CUstream_st* stream) {
+  return emulator::enqueue(stream, [=] {
+    auto* flags = reinterpret_cast<Flags*>(channel.flags[peer]);
+    store(flag == Flag::Landed ? &flags->landed[channel.rank][0] : &flags->credit[channel.rank][0],
+          flagValue(channel.epoch->value, count));
+  });
+}
+int launchAwait(const Channel& channel, Flag flag, int peer, uint32_t count, CUstream_st* stream) {
+  return emulator::enqueue(stream, [=] {
+    auto* flags = reinterpret_cast<Flags*>(channel.flags[channel.rank]);
+    const uint32_t epoch = channel.epoch->value;
+    for (int from = 0; from < channel.nranks; ++from) {
+      if ((peer >= 0 && peer != from) || (channel.epoch->senders >> from & 1) == 0) continue;
+      const uint64_t* word = flag == Flag::Landed ? &flags->landed[from][0] : &flags->credit[from][0];
+      if (!await(channel, [&] { return reached(word, flagValue(epoch, count)); }))
+        return reportError(channel, epoch, KernelError::Aborted, -1);
+    }
+  });
 }
 
 int loadStagingCopy() {

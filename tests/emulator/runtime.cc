@@ -536,6 +536,20 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t toPitch, const void* from, size_t
   });
   return cudaSuccess;
 }
+cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* parameters, cudaStream_t stream) {
+  const cudaMemcpy3DParms p = *parameters;
+  if (p.srcArray != nullptr || p.dstArray != nullptr) return failed(cudaErrorInvalidValue);
+  if (p.extent.width > p.srcPtr.pitch || p.extent.width > p.dstPtr.pitch) return failed(cudaErrorInvalidPitchValue);
+  enqueue(stream, [p] {
+    const auto at = [](const cudaPitchedPtr& ptr, const cudaPos& pos, size_t row, size_t slice) {
+      return static_cast<char*>(ptr.ptr) + ((pos.z + slice) * ptr.ysize + pos.y + row) * ptr.pitch + pos.x;
+    };
+    for (size_t slice = 0; slice < p.extent.depth; ++slice)
+      for (size_t row = 0; row < p.extent.height; ++row)
+        std::memmove(at(p.dstPtr, p.dstPos, row, slice), at(p.srcPtr, p.srcPos, row, slice), p.extent.width);
+  });
+  return cudaSuccess;
+}
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   enqueue(stream, [=] { std::memset(to, value, bytes); });
   return cudaSuccess;

@@ -272,6 +272,47 @@ TEST_CASE("parameters on device memory: what is resident records nothing, case 6
       }) == "");
 }
 
+TEST_CASE("parameters on device memory: a recorded gather fills at each replay, and is none before", "[gpu][params]") {
+  NEEDS_GPU;
+  CHECK(
+      onDevice(As::Threads, 2, [](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+        const Values v{50000, 2};
+        Shard shard(v.shard(rank, 0), Where::Device);
+        Params params;
+        int group = -1;
+        EXPECT_OK(ulyssesParamCommCreate(&params.handle, comm, nullptr));
+        EXPECT_OK(params.add(shard.data(), v.count, ulyssesBfloat16, &group));
+        EXPECT_OK(ulyssesParamCommit(params.handle));
+        settle(meeting);
+        void* p = nullptr;
+        const auto visit = [&]() -> std::string {
+          EXPECT_OK(ulyssesParamAcquire(params.handle, group, &p, stream));
+          EXPECT_OK(ulyssesParamRelease(params.handle, group, stream));
+          return "";
+        };
+        Graph graph;
+        EXPECT_RANK(visit().empty() && finish(stream, meeting));
+        EXPECT_OK(ulyssesParamPublish(params.handle, group, stream));
+        EXPECT_RANK(finish(stream, meeting));
+        EXPECT_RANK(graph.record(stream, visit).empty() && graph.nodes() > 0);
+        const auto holds = [&](float seed) {
+          const std::vector<unsigned char> expected = gathered(v, seed, ulyssesBfloat16);
+          return onHost(p, expected.size(), stream) == expected;
+        };
+        for (const float seed : {512.0f, 1024.0f}) {
+          shard.set(v.shard(rank, seed), stream);
+          meeting.wait();
+          EXPECT_RANK(!holds(seed) && graph.replay(stream) && finish(stream, meeting) && holds(seed));
+        }
+        const uint64_t gathers = params.stats().gathers;
+        shard.set(v.shard(rank, 2048), stream);
+        EXPECT_RANK(visit().empty() && finish(stream, meeting));
+        EXPECT_RANK(params.stats().gathers == gathers + 1 && holds(2048));  // published, and gathered by no call yet
+        meeting.wait();
+        return "";
+      }) == "");
+}
+
 TEST_CASE("parameters on device memory: create and destroy leave memory and windows flat", "[gpu][params]") {
   NEEDS_GPU;
   CHECK(
