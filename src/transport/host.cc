@@ -77,7 +77,7 @@ class Exchange {
     const std::vector<int> receivers = stagedReceivers();
     const bool receiving = of(s_.rank).anyPlainOutput();
     bool ownDone = sendDirect(receivers.empty());
-    ULYSSES_TRY(fetch());
+    const Status fetched = fetch();  // where it fails, others still wait for what is staged to them
     for (;;) {
       bool progress = false;
       int missing = -1;
@@ -92,7 +92,7 @@ class Exchange {
       ULYSSES_TRY(agreement_.idle(missing, t_.deadline));
     }
     storeFence();
-    return {};
+    return fetched;
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "hostile/job.h"
 #include "support/catch.h"
 #include "support/ranks.h"
 
@@ -98,6 +99,31 @@ TEST_CASE("an input that the kernel cannot read is everybody's error, and the ne
           EXPECT_OK(ulyssesAlltoAll(in, out.data(), half, ulyssesUint8, comm, nullptr));
           for (size_t i = 0; i < 2 * half; ++i) EXPECT_RANK(out[i] == i / half + 1);
           munmap(in, 2 * half);
+          return "";
+        })) == "");
+}
+
+TEST_CASE("a fetch that fails is everybody's error, also of those who wait for staged chunks meanwhile", "[host]") {
+  if (!processesReadEachOther()) ULYSSES_SKIP("the kernel lets no rank read another's memory");
+  // Rank 2 may not read its peers, which stage to it.
+  const auto prepare = [](int rank) -> std::string {
+    return rank != 2 || refuse(SYS_process_vm_readv) ? "" : "seccomp";
+  };
+  CHECK(failures(runJob(3, prepare, [](int rank, ulyssesResult_t init, ulyssesComm_t comm) -> std::string {
+          EXPECT_OK(init);
+          const size_t part = size_t{1} << 20;
+          void* in = mmap(nullptr, 3 * part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+          EXPECT_RANK(in != MAP_FAILED);
+          std::memset(in, rank + 1, 3 * part);
+          std::vector<unsigned char> out(3 * part);
+          // What rank 1 has for rank 0 cannot be read.
+          if (rank == 1) EXPECT_RANK(mprotect(in, part, PROT_NONE) == 0);
+          EXPECT_RANK(ulyssesAlltoAll(in, out.data(), part, ulyssesUint8, comm, nullptr) == ulyssesSystemError);
+          EXPECT_RANK(lastErrorHas("rank 0: reading the input of rank 1"));
+          EXPECT_RANK(mprotect(in, part, PROT_READ) == 0);
+          EXPECT_OK(ulyssesAlltoAll(in, out.data(), part, ulyssesUint8, comm, nullptr));
+          for (size_t i = 0; i < 3 * part; ++i) EXPECT_RANK(out[i] == i / part + 1);
+          munmap(in, 3 * part);
           return "";
         })) == "");
 }
