@@ -41,7 +41,7 @@ class PageAgreement final : public Agreement {
   Status round(std::span<const std::byte> record, Deadline deadline) override {
     ULYSSES_TRY(before());
     const uint64_t k = next_;
-    std::memcpy(page_.record(k, rank_), record.data(), record.size());
+    if (!record.empty()) std::memcpy(page_.record(k, rank_), record.data(), record.size());
     post(k);
     wait(k, deadline);
     return observe(k);

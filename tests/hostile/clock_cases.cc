@@ -89,9 +89,10 @@ milliseconds acrossJump(WallClock& clock, seconds jump, const std::function<void
   return took;
 }
 
-// Not early at all, and late by what a busy machine takes.
+// Not early, but for the moment between a deadline's making and the wait, and late by what a busy machine takes. A wait by
+// the wall clock ends when that jumps: after a fifth.
 bool onTime(milliseconds took) {
-  return took >= kTimeout && took < kTimeout + 3s;
+  return took >= kTimeout / 2 && took < kTimeout + 3s;
 }
 
 }  // namespace
@@ -105,7 +106,7 @@ TEST_CASE("the jumps are seen: a deadline by the wall clock fires early, or hour
       while (system_clock::now() < deadline && steady_clock::now() < givenUp) std::this_thread::sleep_for(1ms);
     });
     CHECK(!onTime(took));
-    CHECK((took < kTimeout) == (jump > 0s));
+    CHECK((took < kTimeout / 2) == (jump > 0s));
   }
 }
 
