@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -29,6 +28,7 @@
 #include "transport/cta_account.h"
 #include "transport/cuda_support.h"
 #include "transport/launch_events.h"
+#include "transport/watcher.h"
 #include "window/ipc.h"
 
 namespace ulysses {
@@ -38,8 +38,6 @@ constexpr uint32_t kTableRows = 1024;                  // windows a communicator
 constexpr size_t kSmallBytes = size_t{16} << 10;       // per pair
 constexpr size_t kStagingsInCap = 8;                   // every plan has its own, beside the one of eager calls
 constexpr size_t kRecordedStaging = size_t{16} << 20;  // of all recorded eager calls: it can't grow under their graphs
-constexpr auto kLook = std::chrono::milliseconds(20);
-constexpr auto kGrace = std::chrono::milliseconds(200);  // for the kernels of a rank that has gone in good order
 
 }  // namespace
 
@@ -68,12 +66,7 @@ class CudaTransport final : public DeviceTransport {
   explicit CudaTransport(const Setup& setup) : s_(setup) {}
 
   ~CudaTransport() override {
-    {
-      const std::lock_guard lock(watch_);
-      stop_ = true;
-    }
-    wake_.notify_all();
-    if (monitor_.joinable()) monitor_.join();
+    watcher_.stop();
     const DeviceGuard guard(s_.device);
     if (host_ != nullptr && events_.outstanding()) waitOrAbort();
     if (host_ != nullptr) (void)cudaFreeHost(host_);
@@ -105,7 +98,7 @@ class CudaTransport final : public DeviceTransport {
     }
     // Stage 2: flags.
     ULYSSES_ASSIGN(main_, makeChain(deadline));
-    monitor_ = std::thread([this] { watch(); });
+    watcher_.start(s_.device, [this] { return lookAround(); }, [this](const Status& trouble) { end(trouble); });
     return {};
   }
 
@@ -262,7 +255,7 @@ class CudaTransport final : public DeviceTransport {
 
   Status takeError() override {
     if (ended_.load(std::memory_order_acquire)) {
-      const std::lock_guard lock(watch_);
+      const std::lock_guard lock(stickyMutex_);
       return sticky_;
     }
     const auto* words = static_cast<volatile device::HostWords*>(host_);
@@ -282,11 +275,6 @@ class CudaTransport final : public DeviceTransport {
   const Info& infoOf(const Prepared& prepared) const override { return prepared.info; }
 
  private:
-  static int64_t nowMs() {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-  }
-
   Status local(int* resident) {
     ULYSSES_CUDA(static_cast<cudaError_t>(device::loadKernels()));
     ULYSSES_CUDA(static_cast<cudaError_t>(device::loadFlagKernels()));
@@ -487,28 +475,14 @@ class CudaTransport final : public DeviceTransport {
   }
 
   // Ends kernels that wait for a rank that has died, or has not launched before the deadline.
-  void watch() {
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // a look from here disturbs no capture
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    (void)cudaSetDevice(s_.device);
-    int64_t troubleSince = 0;
-    std::unique_lock lock(watch_);
-    while (!stop_) {
-      wake_.wait_for(lock, kLook, [this] { return stop_; });
-      if (stop_ || !sticky_.ok()) continue;
-      const Status trouble = lookAround();
-      if (trouble.ok()) {
-        troubleSince = 0;
-        continue;
-      }
-      // The gone rank's own kernels may have done all that this rank's wait for: a moment for that.
-      if (troubleSince == 0) troubleSince = nowMs();
-      if (nowMs() - troubleSince < kGrace.count()) continue;
+  void end(const Status& trouble) {
+    {
+      const std::lock_guard lock(stickyMutex_);
       sticky_ = trouble;
-      ended_.store(true, std::memory_order_release);
-      abort();
-      ULYSSES_LOG(Warn, s_.device, "rank {} of {}: {}", s_.rank, s_.nranks, trouble.message());
     }
+    ended_.store(true, std::memory_order_release);
+    abort();
+    ULYSSES_LOG(Warn, s_.device, "rank {} of {}: {}", s_.rank, s_.nranks, trouble.message());
   }
 
   Status lookAround() {
@@ -548,12 +522,10 @@ class CudaTransport final : public DeviceTransport {
   const char* lastPath_ = "";
   std::atomic<int64_t> launchedMs_{0};
 
-  std::thread monitor_;
-  std::mutex watch_;
-  std::condition_variable wake_;
-  bool stop_ = false;
+  std::mutex stickyMutex_;
   Status sticky_;
   std::atomic<bool> ended_{false};  // sticky_ is set, and stays
+  Watcher watcher_;
 };
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -18,6 +17,7 @@
 #include "plan/messages.h"
 #include "topology/nccl_library.h"
 #include "transport/cuda_support.h"
+#include "transport/watcher.h"
 #include "window/ipc.h"
 
 namespace ulysses {
@@ -28,13 +28,6 @@ constexpr size_t kRecordedStaging = size_t{16} << 20;  // of what graphs hold: a
 constexpr uint64_t kBytesPerCta = uint64_t{64} << 10;
 constexpr uint32_t kMostCtas = 64;  // for each part
 constexpr size_t kBootstrapBytes = size_t{64} << 10;
-constexpr auto kLook = std::chrono::milliseconds(20);
-constexpr auto kGrace = std::chrono::milliseconds(200);
-
-int64_t nowMs() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 Status ncclStatus(const NcclLibrary& nccl, NcclLibrary::Result result, const char* what,
                   const ncclComm* comm = nullptr) {
@@ -126,12 +119,7 @@ class CudaNccl final : public NcclTransport {
       : s_(setup), nccl_(nccl.value_or(NcclLibrary{})), comm_(setup.adopted) {}
 
   ~CudaNccl() override {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    wake_.notify_all();
-    if (monitor_.joinable()) monitor_.join();
+    watcher_.stop();
     const DeviceGuard guard(s_.device);
     const int64_t end = nowMs() + 2000;
     while (sticky_.ok() && outstanding() && nowMs() < end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -272,7 +260,8 @@ class CudaNccl final : public NcclTransport {
       return met;
     }
     connected_ = true;
-    monitor_ = std::thread([this] { watch(); });
+    watcher_.start(
+        s_.device, [this] { return look(); }, [this](const Status& trouble) { end(trouble); });
     ULYSSES_LOG(Info, s_.device, "rank {} of {}: NCCL {} {}", s_.rank, s_.nranks, ncclVersionText(nccl_.version),
                 s_.adopted != nullptr ? "of the caller's" : "has a communicator");
     return {};
@@ -429,30 +418,17 @@ class CudaNccl final : public NcclTransport {
     return "";
   }
 
+  Status look() {
+    const std::lock_guard lock(mutex_);
+    return sticky_.ok() && outstanding() ? lookAround() : Status();
+  }
   // Ends what waits for a rank that has died, or has not launched before the deadline.
-  void watch() {
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // a look from here disturbs no capture
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    (void)cudaSetDevice(s_.device);
-    int64_t troubleSince = 0;
-    std::unique_lock lock(mutex_);
-    while (!stop_) {
-      wake_.wait_for(lock, kLook, [this] { return stop_; });
-      if (stop_ || !sticky_.ok() || !outstanding()) {
-        troubleSince = 0;
-        continue;
-      }
-      const Status trouble = lookAround();
-      if (trouble.ok()) {
-        troubleSince = 0;
-        continue;
-      }
-      if (troubleSince == 0) troubleSince = nowMs();
-      if (nowMs() - troubleSince < kGrace.count()) continue;
-      sticky_ = trouble;
-      abortNccl();
-      ULYSSES_LOG(Warn, s_.device, "rank {} of {}: {}", s_.rank, s_.nranks, trouble.message());
-    }
+  void end(const Status& trouble) {
+    const std::lock_guard lock(mutex_);
+    if (!sticky_.ok()) return;
+    sticky_ = trouble;
+    abortNccl();
+    ULYSSES_LOG(Warn, s_.device, "rank {} of {}: {}", s_.rank, s_.nranks, trouble.message());
   }
 
   Status lookAround() const {
@@ -480,15 +456,13 @@ class CudaNccl final : public NcclTransport {
   std::shared_ptr<DeviceBuffer> recordedStaging_;  // of eager calls in graphs
   size_t recordedBytes_ = 0;
 
-  std::thread monitor_;
   std::mutex mutex_;  // over all below, and comm_ against its end
-  std::condition_variable wake_;
-  bool stop_ = false;
   Status sticky_;
   cudaEvent_t last_ = nullptr;
   bool launched_ = false;  // last_ has been recorded
   cudaStream_t lastStream_ = nullptr;
   int64_t launchedMs_ = 0;
+  Watcher watcher_;
 };
 
 }  // namespace
