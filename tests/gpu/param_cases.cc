@@ -89,6 +89,13 @@ class Params {
     d.shard = shard;
     return ulyssesParamGroupAdd(handle, 1, &d, group);
   }
+  // All of it for one parameter.
+  ulyssesResult_t makeOne(ulyssesComm_t comm, const void* shard, size_t count, ulyssesDataType_t gatherType,
+                          int* group) {
+    ulyssesResult_t result = ulyssesParamCommCreate(&handle, comm, nullptr);
+    if (result == ulyssesSuccess) result = add(shard, count, gatherType, group);
+    return result == ulyssesSuccess ? ulyssesParamCommit(handle) : result;
+  }
   ulyssesParamStats_t stats() const {
     ulyssesParamStats_t stats = ULYSSES_PARAM_STATS_INITIALIZER;
     (void)ulyssesParamGetStats(handle, &stats);
@@ -236,9 +243,7 @@ TEST_CASE("parameters on device memory: what is resident records nothing, case 6
         const Shard shard(v.shard(rank, 0), Where::Device);
         Params params;
         int group = -1;
-        EXPECT_OK(ulyssesParamCommCreate(&params.handle, comm, nullptr));
-        EXPECT_OK(params.add(shard.data(), v.count, ulyssesFloat32, &group));
-        EXPECT_OK(ulyssesParamCommit(params.handle));
+        EXPECT_OK(params.makeOne(comm, shard.data(), v.count, ulyssesFloat32, &group));
         settle(meeting);
         void *first = nullptr, *again = nullptr;
         EXPECT_OK(ulyssesParamAcquire(params.handle, group, &first, stream));
@@ -280,9 +285,7 @@ TEST_CASE("parameters on device memory: a recorded gather fills at each replay, 
         Shard shard(v.shard(rank, 0), Where::Device);
         Params params;
         int group = -1;
-        EXPECT_OK(ulyssesParamCommCreate(&params.handle, comm, nullptr));
-        EXPECT_OK(params.add(shard.data(), v.count, ulyssesBfloat16, &group));
-        EXPECT_OK(ulyssesParamCommit(params.handle));
+        EXPECT_OK(params.makeOne(comm, shard.data(), v.count, ulyssesBfloat16, &group));
         settle(meeting);
         void* p = nullptr;
         const auto visit = [&]() -> std::string {
@@ -324,9 +327,7 @@ TEST_CASE("parameters on device memory: create and destroy leave memory and wind
           {
             Params params;
             int group = -1;
-            EXPECT_OK(ulyssesParamCommCreate(&params.handle, comm, nullptr));
-            EXPECT_OK(params.add(shard.data(), v.count, ulyssesBfloat16, &group));
-            EXPECT_OK(ulyssesParamCommit(params.handle));
+            EXPECT_OK(params.makeOne(comm, shard.data(), v.count, ulyssesBfloat16, &group));
             settle(meeting);
             void* p = nullptr;
             EXPECT_OK(ulyssesParamAcquire(params.handle, group, &p, stream));
