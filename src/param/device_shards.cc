@@ -9,11 +9,10 @@
 #include <array>
 
 #include "base/checked.h"
+#include "base/cuda_support.h"
 #include "base/datatype.h"
 #include "device/cast.h"
-#include "transport/cuda_support.h"
 #include "transport/device.h"
-#include "window/ipc.h"
 
 namespace ulysses {
 
@@ -77,6 +76,7 @@ class CudaShards final : public DeviceShards {
 
   bool over(const MomentRef& moment) override {
     if (!moment || moment->known) return true;
+    const RelaxedCapture relaxed;
     const cudaError_t state = cudaEventQuery(moment->event);
     if (state != cudaSuccess) (void)cudaGetLastError();
     moment->known = state != cudaErrorNotReady;
@@ -85,6 +85,7 @@ class CudaShards final : public DeviceShards {
 
   void wait(const MomentRef& moment) override {
     if (!moment || moment->known) return;
+    const RelaxedCapture relaxed;
     if (cudaEventSynchronize(moment->event) != cudaSuccess) (void)cudaGetLastError();
     moment->known = true;
   }
@@ -193,7 +194,7 @@ Result<std::byte*> allocateDeviceMemory(size_t bytes, int device) {
   ULYSSES_TRY(guard.status());
   void* memory = nullptr;
   ULYSSES_TRY(cudaStatus(cudaMalloc(&memory, bytes), "cudaMalloc"));
-  if (const Status cleared = cudaStatus(cudaMemset(memory, 0, bytes), "cudaMemset"); !cleared.ok()) {
+  if (const Status cleared = clearNow(memory, bytes); !cleared.ok()) {
     (void)cudaFree(memory);
     return cleared;
   }

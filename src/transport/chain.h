@@ -5,10 +5,10 @@
 #include <functional>
 #include <memory>
 
+#include "base/cuda_support.h"
 #include "bootstrap/bootstrap.h"
 #include "device/exchange.h"
 #include "transport/copy_engine.h"
-#include "transport/cuda_support.h"
 #include "window/registrar.h"
 
 namespace ulysses {

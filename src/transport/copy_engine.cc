@@ -1,8 +1,8 @@
 #ifdef ULYSSES_HAVE_CUDA
 #include "transport/copy_engine.h"
 
+#include "base/cuda_support.h"
 #include "device/flags.h"
-#include "transport/cuda_support.h"
 
 namespace ulysses {
 namespace {

@@ -1,6 +1,6 @@
 // What the core asks of CUDA beside a transport: transport/device.h.
 #ifdef ULYSSES_HAVE_CUDA
-#include "transport/cuda_support.h"
+#include "base/cuda_support.h"
 
 #include "transport/device.h"
 

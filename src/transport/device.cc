@@ -12,6 +12,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/cuda_support.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/test_hooks.h"
@@ -26,10 +27,8 @@
 #include "plan/launch_shape.h"
 #include "transport/chain.h"
 #include "transport/cta_account.h"
-#include "transport/cuda_support.h"
 #include "transport/launch_events.h"
 #include "transport/watcher.h"
-#include "window/ipc.h"
 
 namespace ulysses {
 namespace {
@@ -240,9 +239,7 @@ class CudaTransport final : public DeviceTransport {
     if (status.ok()) {
       device::WindowRow row{};
       for (int r = 0; r < s_.nranks; ++r) row.base[r] = reinterpret_cast<uint64_t>(s_.registrar->base(r, window));
-      status = cudaStatus(cudaMemcpy(static_cast<device::WindowRow*>(windows_.get()) + window, &row, sizeof row,
-                                     cudaMemcpyHostToDevice),
-                          "table of windows");
+      status = uploadNow(static_cast<device::WindowRow*>(windows_.get()) + window, &row, sizeof row);
     }
     if (window < kTableRows) lastUse_[window] = 0;
     return agreeStage(*s_.channel, status, deadline);
@@ -463,8 +460,7 @@ class CudaTransport final : public DeviceTransport {
     prepared.outExtent = schedule.outExtent;
     prepared.blocks = device::blockCount(table);
     ULYSSES_ASSIGN(prepared.table, deviceBuffer(table.size()));
-    ULYSSES_CUDA(cudaMemcpy(prepared.table.get(), table.data(), table.size(), cudaMemcpyHostToDevice));
-    return {};
+    return uploadNow(prepared.table.get(), table.data(), table.size());
   }
 
   void waitOrAbort() {

@@ -6,7 +6,7 @@
 #include <array>
 #include <atomic>
 
-#include "transport/cuda_support.h"
+#include "base/cuda_support.h"
 
 namespace ulysses {
 

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/cuda_support.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "bootstrap/control_page.h"
@@ -16,9 +17,7 @@
 #include "device/staging_copy.h"
 #include "plan/messages.h"
 #include "topology/nccl_library.h"
-#include "transport/cuda_support.h"
 #include "transport/watcher.h"
-#include "window/ipc.h"
 
 namespace ulysses {
 namespace {
@@ -43,17 +42,6 @@ NcclLibrary::Result settled(const NcclLibrary& nccl, NcclLibrary::Result result,
     if (const NcclLibrary::Result asked = nccl.ncclCommGetAsyncError(comm, &result); asked != 0) return asked;
   }
   return result;
-}
-
-struct StreamDestroy {
-  void operator()(cudaStream_t stream) const { (void)cudaStreamDestroy(stream); }
-};
-using OwnStream = std::unique_ptr<CUstream_st, StreamDestroy>;
-
-Result<OwnStream> ownStream() {
-  cudaStream_t stream = nullptr;
-  ULYSSES_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  return OwnStream(stream);
 }
 
 // Messages with their tables in device memory.
@@ -95,8 +83,8 @@ Status upload(Run& run, int rank) {
   if (blockBytes + partBytes == 0) return {};
   ULYSSES_ASSIGN(run.table, deviceBuffer(blockBytes + partBytes));
   auto* base = static_cast<std::byte*>(run.table.get());
-  ULYSSES_CUDA(cudaMemcpy(base, m.blocks.data(), blockBytes, cudaMemcpyHostToDevice));
-  ULYSSES_CUDA(cudaMemcpy(base + blockBytes, parts.data(), partBytes, cudaMemcpyHostToDevice));
+  ULYSSES_TRY(uploadNow(base, m.blocks.data(), blockBytes));
+  ULYSSES_TRY(uploadNow(base + blockBytes, parts.data(), partBytes));
   run.blocks = reinterpret_cast<const device::Block*>(base);
   run.parts = reinterpret_cast<const device::StagedPart*>(base + blockBytes);
   return {};
@@ -392,6 +380,7 @@ class CudaNccl final : public NcclTransport {
 
   bool outstanding() const {
     if (!launched_) return false;
+    const RelaxedCapture relaxed;
     const cudaError_t state = cudaEventQuery(last_);
     if (state != cudaSuccess) (void)cudaGetLastError();
     return state == cudaErrorNotReady;

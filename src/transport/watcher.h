@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/cuda_support.h"
 #include "base/status.h"
 
 namespace ulysses {
@@ -42,8 +43,7 @@ class Watcher {
   void watch(int device, const std::function<Status()>& look, const std::function<void(const Status&)>& end) {
     constexpr auto kLook = std::chrono::milliseconds(20);
     constexpr int64_t kGraceMs = 200;  // for what a rank that has gone in good order still had to do
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // a look from here disturbs no capture
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    const RelaxedCapture relaxed;  // a look from here disturbs no capture
     (void)cudaSetDevice(device);
     int64_t troubleSince = 0;
     std::unique_lock lock(mutex_);

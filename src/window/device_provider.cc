@@ -1,9 +1,8 @@
 #ifdef ULYSSES_HAVE_CUDA
 // Device memory as windows.
-#include <cuda_runtime_api.h>
-
 #include <cstring>
 
+#include "base/cuda_support.h"
 #include "base/format.h"
 #include "base/test_hooks.h"
 #include "bootstrap/gather_values.h"
@@ -74,11 +73,7 @@ class DeviceProvider final : public WindowProvider {
     ULYSSES_ASSIGN(*memory, DeviceMemory::create(bytes, device_));
     const DeviceGuard guard(device_);
     ULYSSES_TRY(guard.status());
-    cudaError_t error = cudaMemset((*memory)->data(), 0, bytes);
-    if (error == cudaSuccess) error = cudaDeviceSynchronize();
-    if (error == cudaSuccess) return {};
-    (void)cudaGetLastError();
-    return Status(ulyssesUnhandledCudaError, formatText("clearing {} bytes of window: {}", bytes, cudaGetErrorString(error)));
+    return clearNow((*memory)->data(), bytes);
   }
 
   Status openAll(int rank, const std::shared_ptr<DeviceMemory>& mine, const std::vector<Announcement>& hellos,

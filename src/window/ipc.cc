@@ -3,11 +3,12 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
-#include "base/format.h"
 
 #include <cstring>
 
 #include "base/checked.h"
+#include "base/cuda_support.h"
+#include "base/format.h"
 
 namespace ulysses {
 namespace {
@@ -112,20 +113,6 @@ Status outOfMemory(size_t wanted, int device, const Status& cause) {
 }
 
 }  // namespace
-
-DeviceGuard::DeviceGuard(int device) {
-  status_ = runtimeStatus(cudaGetDevice(&before_), "cudaGetDevice", device);
-  if (!status_.ok()) {
-    before_ = -1;
-  } else {
-    // Also where it is current already: the driver's functions need its context to exist.
-    status_ = runtimeStatus(cudaSetDevice(device), "cudaSetDevice", device);
-  }
-}
-
-DeviceGuard::~DeviceGuard() {
-  if (before_ >= 0 && cudaSetDevice(before_) != cudaSuccess) cudaGetLastError();
-}
 
 Result<std::shared_ptr<DeviceMemory>> DeviceMemory::create(size_t bytes, int device) {
   if (bytes == 0) return Status(ulyssesInvalidArgument, "a window of device memory needs more than 0 bytes");

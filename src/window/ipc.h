@@ -14,21 +14,6 @@
 
 namespace ulysses {
 
-// Makes a device current, and the caller's again when it ends.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device);
-  ~DeviceGuard();
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
-  const Status& status() const { return status_; }
-
- private:
-  int before_ = -1;
-  Status status_;
-};
-
 class DeviceMemory {
  public:
   enum class Kind : uint32_t { Vmm, LegacyIpc };

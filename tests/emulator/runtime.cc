@@ -25,6 +25,9 @@ using Work = std::function<void()>;
 struct CUgraph_st {
   std::vector<Work> nodes;
   std::vector<CUstream_st*> streams;  // that record it
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  std::thread::id thread{};  // that began it
+  bool broken = false;       // by a call that its mode forbids
 };
 struct CUgraphExec_st {
   std::vector<Work> nodes;
@@ -162,8 +165,35 @@ int devices() {
   return text != nullptr ? std::atoi(text) : 1;
 }
 
+std::mutex capturesMutex;
+std::vector<CUgraph_st*> captures;  // that are being recorded
+bool recording(CUgraph_st* graph) {
+  const std::lock_guard lock(capturesMutex);
+  return std::find(captures.begin(), captures.end(), graph) != captures.end();
+}
+
+thread_local cudaStreamCaptureMode threadMode = cudaStreamCaptureModeGlobal;
+
+// For calls that a graph would not repeat. Where a capture forbids them, they end it.
+bool forbidden() {
+  if (threadMode == cudaStreamCaptureModeRelaxed) return false;
+  bool found = false;
+  const std::lock_guard lock(capturesMutex);
+  for (CUgraph_st* graph : captures) {
+    const bool own = graph->thread == std::this_thread::get_id();
+    if (own ? graph->mode == cudaStreamCaptureModeRelaxed
+            : graph->mode != cudaStreamCaptureModeGlobal || threadMode != cudaStreamCaptureModeGlobal)
+      continue;
+    graph->broken = found = true;
+  }
+  return found;
+}
+#define OUTSIDE_CAPTURES \
+  if (forbidden()) return failed(cudaErrorStreamCaptureUnsupported)
+
 cudaError_t allocate(void** ptr, size_t bytes, Kind kind) {
   *ptr = nullptr;
+  OUTSIDE_CAPTURES;
   if (bytes == 0) return cudaSuccess;
   Process& process = Process::instance();
   if (bytes > kTotal || process.used + bytes > kTotal) return failed(cudaErrorMemoryAllocation);
@@ -184,6 +214,7 @@ cudaError_t allocate(void** ptr, size_t bytes, Kind kind) {
 
 cudaError_t release(void* ptr) {
   if (ptr == nullptr) return cudaSuccess;
+  OUTSIDE_CAPTURES;
   Process& process = Process::instance();
   process.rest();
   const std::lock_guard lock(process.mutex);
@@ -194,13 +225,6 @@ cudaError_t release(void* ptr) {
   process.used -= found->second.bytes;
   process.memory.erase(found);
   return cudaSuccess;
-}
-
-std::mutex capturesMutex;
-std::vector<CUgraph_st*> captures;  // that are being recorded
-bool recording(CUgraph_st* graph) {
-  const std::lock_guard lock(capturesMutex);
-  return std::find(captures.begin(), captures.end(), graph) != captures.end();
 }
 
 void nap() {
@@ -214,6 +238,7 @@ namespace ulysses::emulator {
 int enqueue(CUstream_st* stream, Work work) {
   CUstream_st* s = Process::instance().stream(stream);
   if (s->graph != nullptr) {
+    if (s->graph->broken) return failed(cudaErrorStreamCaptureInvalidated);
     s->graph->nodes.push_back(std::move(work));
   } else {
     s->queue->push(std::move(work));
@@ -252,6 +277,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "invalid device ordinal";
     case cudaErrorStreamCaptureUnsupported:
       return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+      return "operation failed due to a previous error during capture";
     case cudaErrorStreamCaptureIsolation:
       return "dependency created on uncaptured work in another stream";
     default:
@@ -279,6 +306,7 @@ cudaError_t cudaSetDevice(int device) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
+  OUTSIDE_CAPTURES;
   Process::instance().rest();
   return cudaSuccess;
 }
@@ -404,12 +432,14 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   CUstream_st* s = Process::instance().stream(stream);
   if (s->graph != nullptr) return failed(cudaErrorStreamCaptureUnsupported);
+  OUTSIDE_CAPTURES;
   s->queue->wait();
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   CUstream_st* s = Process::instance().stream(stream);
   if (s->graph != nullptr) return failed(cudaErrorStreamCaptureUnsupported);
+  OUTSIDE_CAPTURES;
   return s->queue->idle() ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -435,10 +465,12 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (event->state->graph != nullptr) return failed(cudaErrorCapturedEvent);
+  OUTSIDE_CAPTURES;
   return event->state->done >= event->state->recorded ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (event->state->graph != nullptr) return failed(cudaErrorCapturedEvent);
+  OUTSIDE_CAPTURES;
   const uint64_t ticket = event->state->recorded;
   while (event->state->done < ticket) nap();
   return cudaSuccess;
@@ -463,12 +495,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(threadMode, *mode);
   return cudaSuccess;
 }
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   if (stream == nullptr || stream->graph != nullptr) return failed(cudaErrorStreamCaptureUnsupported);
-  stream->graph = new CUgraph_st{{}, {stream}};
+  stream->graph = new CUgraph_st{{}, {stream}, mode, std::this_thread::get_id()};
   stream->origin = true;
   const std::lock_guard lock(capturesMutex);
   captures.push_back(stream->graph);
@@ -487,7 +520,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   stream->origin = false;
   const std::lock_guard lock(capturesMutex);
   std::erase(captures, *graph);
-  return cudaSuccess;
+  if (!(*graph)->broken) return cudaSuccess;
+  delete std::exchange(*graph, nullptr);
+  return failed(cudaErrorStreamCaptureInvalidated);
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
   *count = graph->nodes.size();
@@ -514,33 +549,34 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  enqueue(stream, [=] { std::memmove(to, from, bytes); });
+  const int error = enqueue(stream, [=] { std::memmove(to, from, bytes); });
   // What CUDA has not pinned it reads before it returns.
   const auto unpinned = [](const void* p) {
     return Process::instance().find(p) == nullptr && !ulysses::emulator::isMapped(p);
   };
   CUstream_st* s = Process::instance().stream(stream);
   if (s->graph == nullptr && (unpinned(from) || unpinned(to))) s->queue->wait();
-  return cudaSuccess;
+  return static_cast<cudaError_t>(error);
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  OUTSIDE_CAPTURES;
   enqueue(nullptr, [=] { std::memmove(to, from, bytes); });
   return cudaStreamSynchronize(nullptr);
 }
 cudaError_t cudaMemcpy2DAsync(void* to, size_t toPitch, const void* from, size_t fromPitch, size_t width, size_t rows,
                               cudaMemcpyKind, cudaStream_t stream) {
   if (width > toPitch || width > fromPitch) return failed(cudaErrorInvalidPitchValue);
-  enqueue(stream, [=] {
+  const int error = enqueue(stream, [=] {
     for (size_t row = 0; row < rows; ++row)
       std::memmove(static_cast<char*>(to) + row * toPitch, static_cast<const char*>(from) + row * fromPitch, width);
   });
-  return cudaSuccess;
+  return static_cast<cudaError_t>(error);
 }
 cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* parameters, cudaStream_t stream) {
   const cudaMemcpy3DParms p = *parameters;
   if (p.srcArray != nullptr || p.dstArray != nullptr) return failed(cudaErrorInvalidValue);
   if (p.extent.width > p.srcPtr.pitch || p.extent.width > p.dstPtr.pitch) return failed(cudaErrorInvalidPitchValue);
-  enqueue(stream, [p] {
+  const int error = enqueue(stream, [p] {
     const auto at = [](const cudaPitchedPtr& ptr, const cudaPos& pos, size_t row, size_t slice) {
       return static_cast<char*>(ptr.ptr) + ((pos.z + slice) * ptr.ysize + pos.y + row) * ptr.pitch + pos.x;
     };
@@ -548,13 +584,14 @@ cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* parameters, cudaStream_t 
       for (size_t row = 0; row < p.extent.height; ++row)
         std::memmove(at(p.dstPtr, p.dstPos, row, slice), at(p.srcPtr, p.srcPos, row, slice), p.extent.width);
   });
-  return cudaSuccess;
+  return static_cast<cudaError_t>(error);
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  enqueue(stream, [=] { std::memset(to, value, bytes); });
-  return cudaSuccess;
+  const int error = enqueue(stream, [=] { std::memset(to, value, bytes); });
+  return static_cast<cudaError_t>(error);
 }
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+  OUTSIDE_CAPTURES;
   return cudaMemsetAsync(to, value, bytes, nullptr);
 }
 

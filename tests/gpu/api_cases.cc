@@ -423,6 +423,38 @@ TEST_CASE("case 25 on device memory: after a warm-up eager calls are recorded, r
       }
 }
 
+TEST_CASE("a capture that forbids its thread and all others to allocate or to wait does not mind what the library does",
+          "[gpu][cases]") {
+  NEEDS_GPU;
+  CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+          DeviceTensor in(sequenceSide(kStaged, 2, rank)), out(headSide(kStaged, 2, rank).size());
+          PlanPair plans;
+          void* window = nullptr;
+          Graph graph;
+          settle(meeting);
+          const std::string text = graph.record(
+              stream,
+              [&]() -> std::string {
+                meeting.wait();
+                EXPECT_OK(plans.make(descOf(kStaged), comm));
+                EXPECT_OK(execute(plans.plan, in.data(), out.data(), stream));
+                PlanPair others;
+                EXPECT_OK(others.make(descOf(kSmall), comm));
+                EXPECT_OK(ulyssesMemAlloc(&window, 1 << 20, comm));
+                EXPECT_OK(ulyssesMemFree(window, comm));
+                meeting.wait();
+                return "";
+              },
+              cudaStreamCaptureModeGlobal);
+          if (!text.empty()) return text;
+          meeting.wait();
+          EXPECT_RANK(graph.nodes() == 1 && graph.replay(stream) && finish(stream, meeting));
+          EXPECT_RANK(out.content() == headSide(kStaged, 2, rank) && out.intact());
+          meeting.wait();
+          return "";
+        }) == "");
+}
+
 TEST_CASE("a group under capture records its calls and waits for none", "[gpu][cases]") {
   NEEDS_GPU;
   CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {

@@ -101,7 +101,7 @@ std::string runAll(Party& party, const std::vector<ExchangeCase>& cases) {
       for (uint32_t seed = 1; seed <= 2; ++seed) {
         exchange.prepare(seed);
         quiet(rank);
-        exchange.launch(i);
+        exchange.launch(i + 1);
         exchange.expectExchanged(seed);
         if (rank.host().error != 0) throw std::runtime_error("the error word is set");
       }
@@ -179,7 +179,7 @@ std::string runAhead(Party& party) {
   quiet(rank);
   for (int k = 0; k < kCalls; ++k) {
     if (k % party.nranks() == party.rank()) usleep(2000);
-    calls[k]->launch(k);
+    calls[k]->launch(k + 1);
   }
   for (int k = 0; k < kCalls; ++k) {
     if (k % 3 != 0 || k >= kCalls - 3) calls[k]->expectExchanged(k);

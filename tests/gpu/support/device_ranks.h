@@ -149,8 +149,9 @@ class Graph {
     if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
   }
   // The body's text, or what went wrong.
-  std::string record(cudaStream_t stream, const std::function<std::string()>& body) {
-    EXPECT_RANK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  std::string record(cudaStream_t stream, const std::function<std::string()>& body,
+                     cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal) {
+    EXPECT_RANK(cudaStreamBeginCapture(stream, mode) == cudaSuccess);
     const std::string text = body();
     cudaGraph_t graph = nullptr;
     EXPECT_RANK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);

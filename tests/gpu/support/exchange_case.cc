@@ -151,6 +151,7 @@ void CheckedExchange::poison() {
 }
 
 void CheckedExchange::launch(uint64_t contract) {
+  if (contract == 0) throw std::runtime_error("contract 0 says that the call is wrong: nothing would be stored");
   exchange_.contract = contract;
   const int error = what_.small ? device::launchSmallExchange(exchange_, rank_.stream())
                                 : device::launchExchange(exchange_, rank_.stream());
