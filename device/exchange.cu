@@ -11,6 +11,7 @@ namespace {
 constexpr int kInFlight = 4;
 
 const void* const kExchange = reinterpret_cast<const void*>(&exchangeKernel<kInFlight, DeviceMemory>);
+const void* const kLineExchange = reinterpret_cast<const void*>(&lineExchangeKernel<kInFlight, DeviceMemory>);
 const void* const kSmallExchange = reinterpret_cast<const void*>(&smallExchangeKernel<kInFlight, DeviceMemory>);
 
 // The caller gets the error; the runtime's memory of it is not left behind.
@@ -27,7 +28,7 @@ int launch(const void* kernel, const Exchange& exchange, CUstream_st* stream) {
 }  // namespace
 
 int loadKernels() {
-  for (const void* kernel : {kExchange, kSmallExchange}) {
+  for (const void* kernel : {kExchange, kLineExchange, kSmallExchange}) {
     cudaFuncAttributes attributes;
     if (const int error = settled(cudaFuncGetAttributes(&attributes, kernel)); error != 0) return error;
   }
@@ -38,7 +39,7 @@ int residentCtas(int* ctas) {
   int device = 0, processors = 0, perProcessor = kMaxCtas;
   int error = settled(cudaGetDevice(&device));
   if (error == 0) error = settled(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-  for (const void* kernel : {kExchange, kSmallExchange}) {
+  for (const void* kernel : {kExchange, kLineExchange, kSmallExchange}) {
     int blocks = 0;
     if (error == 0) error = settled(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, 0));
     perProcessor = std::min(perProcessor, blocks);
@@ -48,7 +49,7 @@ int residentCtas(int* ctas) {
 }
 
 int launchExchange(const Exchange& exchange, CUstream_st* stream) {
-  return launch(kExchange, exchange, stream);
+  return launch(exchange.tileBytes != 0 ? kExchange : kLineExchange, exchange, stream);
 }
 
 int launchSmallExchange(const Exchange& exchange, CUstream_st* stream) {

@@ -27,7 +27,7 @@ __device__ __forceinline__ Flags* flagsOf(const Exchange& x, int rank) {
   return reinterpret_cast<Flags*>(x.channel.flags[rank]);
 }
 __device__ __forceinline__ Line* linesOfSender(const Exchange& x, int receiver, int sender, uint32_t epoch) {
-  const uint64_t perSender = linesOf(x.channel.smallBytes);
+  const uint64_t perSender = linesPerSender(x.channel.lineBytes);
   char* lines = x.channel.flags[receiver] + flagsBytes(0, 0);
   return reinterpret_cast<Line*>(lines) + ((epoch & 1) * x.channel.nranks + sender) * perSender;
 }
@@ -248,20 +248,27 @@ struct Lanes {
     return push(peer, crew);
   }
 
+  // Threads of the first warp speak for one peer each.
+  __device__ __forceinline__ bool speaksForPeer() const {
+    return threadIdx.x < static_cast<uint32_t>(nranks) && static_cast<int>(threadIdx.x) != rank;
+  }
+  // To direct peers: this CTA's share has landed.
+  __device__ __forceinline__ void announceDirect() {
+    if (speaksForPeer() && !cta.staged[threadIdx.x])
+      storeRelease(&flagsOf(x, threadIdx.x)->landed[rank][blockIdx.x], flagValue(cta.epoch, kAllLanded));
+  }
+  // Everything from every peer's CTA of this number.
+  __device__ __forceinline__ bool awaitAll() {
+    if (!speaksForPeer()) return true;
+    const uint64_t* landed = &flagsOf(x, rank)->landed[threadIdx.x][blockIdx.x];
+    return await(x.channel.host, [&] { return reached(landed, flagValue(cta.epoch, kAllLanded)); });
+  }
+
   __device__ __forceinline__ void run() {
-    const int me = threadIdx.x;  // threads of the first warp speak for one peer each
-    const bool isPeer = me < nranks && me != rank;
     copyDirect();
     __syncthreads();
-    if (isPeer && !cta.staged[me]) {
-      storeRelease(&flagsOf(x, me)->landed[rank][blockIdx.x], flagValue(cta.epoch, kAllLanded));
-    }
-    bool arrived = runStaged();
-    if (arrived && isPeer) {
-      const uint64_t* landed = &flagsOf(x, rank)->landed[me][blockIdx.x];
-      arrived = await(x.channel.host, [&] { return reached(landed, flagValue(cta.epoch, kAllLanded)); });
-    }
-    if (!arrived) reportError(x.channel, cta.epoch, KernelError::Aborted, -1);
+    announceDirect();
+    if (!runStaged() || !awaitAll()) reportError(x.channel, cta.epoch, KernelError::Aborted, -1);
   }
 };
 
@@ -273,14 +280,17 @@ __global__ void __launch_bounds__(kThreads, 1) exchangeKernel(const __grid_const
   Lanes<kInFlight, Memory>{x, cta}.run();
 }
 
-// The small-message path. Lines need no permission: this parity's were last written two epochs ago, and this rank has
+// Payload by lines. They need no permission: this parity's were last written two epochs ago, and this rank has
 // been through the epoch between, which took the peer's entry of that epoch and so the end of its kernel before.
 
-// Calls visit(address, bytes) for what byte `at`'s line of a stream is made of on one side: once where one aligned
-// access does, else byte by byte. Lines never reach over two blocks.
+// A lane takes two lines at a time, a unit of payload: units never reach over two blocks.
+//
+// Calls visit(address, first, bytes) for what unit `unit` of a stream is made of on one side, `first` counting its bytes:
+// once where one aligned access does, else by 8 bytes or byte by byte.
 template <class Visit>
-__device__ __forceinline__ void visitLine(const Block* blocks, uint32_t n, uint64_t at, const uint64_t* operands,
+__device__ __forceinline__ void visitUnit(const Block* blocks, uint32_t n, uint32_t unit, const uint64_t* operands,
                                           Side Block::*sideOf, const Visit& visit) {
+  const uint64_t at = unit * kUnit;
   const Block& block = blocks[blockAt(blocks, n, at)];
   if (at < block.begin) return;  // between two blocks
   const Side& side = block.*sideOf;
@@ -290,14 +300,16 @@ __device__ __forceinline__ void visitLine(const Block* blocks, uint32_t n, uint6
   uint32_t row = first / rowBytes, column = first % rowBytes, count = row / rows;
   row %= rows;
   uint64_t address = base + side.offset + count * side.step + row * side.pitch + column;
-  if (((base | side.offset | side.pitch | side.step | block.rowBytes) % kLineBytes) == 0) {
-    visit(address, 0, true);
+  const uint64_t all = base | side.offset | side.pitch | side.step | block.rowBytes;
+  if (all % kUnit == 0) {
+    visit(address, 0, static_cast<uint32_t>(kUnit));
     return;
   }
-  for (uint32_t i = 0; i < kLineBytes && i < left; ++i) {
-    visit(address, i, false);
-    ++address;
-    if (++column < rowBytes) continue;
+  const uint32_t bytes = all % kLineBytes == 0 ? static_cast<uint32_t>(kLineBytes) : 1;
+  for (uint32_t i = 0; i < kUnit && i < left; i += bytes) {
+    visit(address, i, bytes);
+    address += bytes;
+    if ((column += bytes) < rowBytes) continue;
     column = 0;
     address += side.pitch - rowBytes;
     if (++row < rows) continue;
@@ -306,92 +318,145 @@ __device__ __forceinline__ void visitLine(const Block* blocks, uint32_t n, uint6
   }
 }
 
-__device__ __forceinline__ void sendLine(const Exchange& x, const CtaState& cta, int peer, uint32_t line) {
+__device__ __forceinline__ void sendUnit(const Exchange& x, const CtaState& cta, int peer, uint32_t unit) {
   const Stream& stream = cta.table.send[peer];
-  uint64_t payload = 0;
-  visitLine(cta.blocks + stream.firstBlock, stream.blocks, uint64_t{line} * kLineBytes, cta.in, &Block::src,
-            [&](uint64_t address, uint32_t i, bool whole) {
-              if (whole) {
-                payload = *reinterpret_cast<const uint64_t*>(address);
-              } else {
-                payload |= static_cast<uint64_t>(*reinterpret_cast<const uint8_t*>(address)) << (8 * i);
-              }
+  Word payload{0, 0};
+  visitUnit(cta.blocks + stream.firstBlock, stream.blocks, unit, cta.in, &Block::src,
+            [&](uint64_t address, uint32_t first, uint32_t bytes) {
+              uint64_t& half = first < kLineBytes ? payload.low : payload.high;
+              if (bytes == kUnit)
+                payload = *reinterpret_cast<const Word*>(address);
+              else if (bytes == kLineBytes)
+                half = *reinterpret_cast<const uint64_t*>(address);
+              else
+                half |= static_cast<uint64_t>(*reinterpret_cast<const uint8_t*>(address)) << (8 * (first % kLineBytes));
             });
-  storeLine(linesOfSender(x, peer, x.channel.rank, cta.epoch) + line, payload, cta.epoch);
+  Line* lines = linesOfSender(x, peer, x.channel.rank, cta.epoch) + 2 * unit;
+  storeLine(&lines[0], payload.low, cta.epoch);
+  storeLine(&lines[1], payload.high, cta.epoch);
 }
 
-__device__ __forceinline__ void placeLine(const Exchange& x, const CtaState& cta, int peer, uint32_t line,
-                                          uint64_t payload) {
+__device__ __forceinline__ void placeUnit(const Exchange& x, const CtaState& cta, int peer, uint32_t unit,
+                                          const Word& payload) {
   const Stream& stream = cta.table.recv[peer];
-  visitLine(cta.blocks + stream.firstBlock, stream.blocks, uint64_t{line} * kLineBytes, cta.out[x.channel.rank],
-            &Block::dst, [&](uint64_t address, uint32_t i, bool whole) {
-              if (whole) {
-                *reinterpret_cast<uint64_t*>(address) = payload;
-              } else {
-                *reinterpret_cast<uint8_t*>(address) = static_cast<uint8_t>(payload >> (8 * i));
-              }
+  visitUnit(cta.blocks + stream.firstBlock, stream.blocks, unit, cta.out[x.channel.rank], &Block::dst,
+            [&](uint64_t address, uint32_t first, uint32_t bytes) {
+              const uint64_t half = first < kLineBytes ? payload.low : payload.high;
+              if (bytes == kUnit)
+                *reinterpret_cast<Word*>(address) = payload;
+              else if (bytes == kLineBytes)
+                *reinterpret_cast<uint64_t*>(address) = half;
+              else
+                *reinterpret_cast<uint8_t*>(address) = static_cast<uint8_t>(half >> (8 * (first % kLineBytes)));
             });
 }
 
-// Line `index` of all streams one after the other, the next rank's first: whose it is, and which of that stream.
-struct LineOf {
+// Unit `index` of the streams of `peers` one after the other, the next rank's first: whose it is, and which of that
+// stream. Peers are bits by rank, never this rank's own.
+struct UnitOf {
   int peer;
-  uint32_t line;
+  uint32_t unit;
 };
-__device__ __forceinline__ LineOf findLine(const Stream* streams, int rank, int nranks, uint32_t index) {
+__device__ __forceinline__ uint32_t unitsOf(const Stream& stream) {
+  return static_cast<uint32_t>((stream.bytes + kUnit - 1) / kUnit);
+}
+__device__ __forceinline__ UnitOf findUnit(const Stream* streams, uint32_t peers, int rank, int nranks, uint32_t index) {
   int peer = rank;
   for (int step = 1; step < nranks; ++step) {
     peer = peer + 1 == nranks ? 0 : peer + 1;
-    const uint32_t lines = static_cast<uint32_t>(linesOf(streams[peer].bytes));
-    if (index < lines) break;
-    index -= lines;
+    if ((peers >> peer & 1) == 0) continue;
+    const uint32_t units = unitsOf(streams[peer]);
+    if (index < units) break;
+    index -= units;
   }
   return {peer, index};
 }
-__device__ __forceinline__ uint32_t countLines(const Stream* streams, int rank, int nranks) {
-  uint64_t lines = 0;
-  for (int peer = 0; peer < nranks; ++peer) lines += peer == rank ? 0 : linesOf(streams[peer].bytes);
-  return static_cast<uint32_t>(lines);
+__device__ __forceinline__ uint32_t countUnits(const Stream* streams, uint32_t peers, int nranks) {
+  uint32_t units = 0;
+  for (int peer = 0; peer < nranks; ++peer) units += (peers >> peer & 1) != 0 ? unitsOf(streams[peer]) : 0;
+  return units;
+}
+__device__ __forceinline__ uint32_t everyPeer(const Exchange& x) {
+  return ((1u << x.channel.nranks) - 1) & ~(1u << x.channel.rank);
+}
+
+__device__ __forceinline__ void sendLines(const Exchange& x, const CtaState& cta, uint32_t peers) {
+  if (peers == 0) return;
+  const int rank = x.channel.rank, nranks = x.channel.nranks;
+  const uint32_t lane = blockIdx.x * blockDim.x + threadIdx.x, lanes = gridDim.x * blockDim.x;
+  const uint32_t sends = countUnits(cta.table.send, peers, nranks);
+  for (uint32_t i = lane; i < sends; i += lanes) {
+    const UnitOf found = findUnit(cta.table.send, peers, rank, nranks, i);
+    sendUnit(x, cta, found.peer, found.unit);
+  }
+}
+
+// Everything from every peer; false when the host aborts.
+template <int kInFlight>
+__device__ __forceinline__ bool receiveLines(const Exchange& x, const CtaState& cta) {
+  const int rank = x.channel.rank, nranks = x.channel.nranks;
+  const uint32_t lane = blockIdx.x * blockDim.x + threadIdx.x, lanes = gridDim.x * blockDim.x, peers = everyPeer(x);
+  const uint32_t receives = countUnits(cta.table.recv, peers, nranks);
+  for (uint32_t i = lane; i < receives; i += kInFlight * lanes) {
+    UnitOf found[kInFlight]{};
+    Line lines[kInFlight][2];
+    // Of the last unit, the second line may be nothing's: it is sent all the same.
+    const auto load = [&](int j) {
+      const Line* from = linesOfSender(x, rank, found[j].peer, cta.epoch) + 2 * found[j].unit;
+      lines[j][0] = loadLine(&from[0]);
+      lines[j][1] = loadLine(&from[1]);
+    };
+    ULYSSES_UNROLL
+    for (int j = 0; j < kInFlight; ++j) {
+      if (i + j * lanes >= receives) continue;
+      found[j] = findUnit(cta.table.recv, peers, rank, nranks, i + j * lanes);
+      load(j);
+    }
+    ULYSSES_UNROLL
+    for (int j = 0; j < kInFlight; ++j) {
+      if (i + j * lanes >= receives) continue;
+      const bool arrived = await(x.channel.host, [&] {
+        if (isOf(lines[j][0], cta.epoch) && isOf(lines[j][1], cta.epoch)) return true;
+        load(j);
+        return false;
+      });
+      if (!arrived) return false;
+      placeUnit(x, cta, found[j].peer, found[j].unit, {payloadOf(lines[j][0]), payloadOf(lines[j][1])});
+    }
+  }
+  return true;
 }
 
 template <int kInFlight, class Memory>
 __global__ void __launch_bounds__(kThreads, 1) smallExchangeKernel(const __grid_constant__ Exchange x) {
   __shared__ CtaState cta;
   enter(x, cta);
-  const int rank = x.channel.rank, nranks = x.channel.nranks;
-  const uint32_t lane = blockIdx.x * blockDim.x + threadIdx.x, lanes = gridDim.x * blockDim.x;
-  const uint32_t sends = x.contract != 0 ? countLines(cta.table.send, rank, nranks) : 0;  // a wrong call's inputs are not read
-  const uint32_t receives = countLines(cta.table.recv, rank, nranks);
-  for (uint32_t i = lane; i < sends; i += lanes) {
-    const LineOf found = findLine(cta.table.send, rank, nranks, i);
-    sendLine(x, cta, found.peer, found.line);
-  }
+  if (x.contract != 0) sendLines(x, cta, everyPeer(x));  // a wrong call's inputs are not read
   if (!readEntries(x, cta)) return;
   // From the last lane on: the first ones are busy with lines.
-  const Stream& own = cta.table.send[rank];
+  const uint32_t lane = blockIdx.x * blockDim.x + threadIdx.x, lanes = gridDim.x * blockDim.x;
+  const Stream& own = cta.table.send[x.channel.rank];
   copyTile<kInFlight, Memory>(cta.blocks + own.firstBlock, own.blocks, {0, own.bytes}, placeOf(cta.in),
-                              placeOf(cta.out[rank]), lanes - 1 - lane, lanes);
-  for (uint32_t i = lane; i < receives; i += kInFlight * lanes) {
-    LineOf found[kInFlight];
-    Line lines[kInFlight];
-    ULYSSES_UNROLL
-    for (int j = 0; j < kInFlight; ++j) {
-      if (i + j * lanes >= receives) continue;
-      found[j] = findLine(cta.table.recv, rank, nranks, i + j * lanes);
-      lines[j] = loadLine(linesOfSender(x, rank, found[j].peer, cta.epoch) + found[j].line);
-    }
-    ULYSSES_UNROLL
-    for (int j = 0; j < kInFlight; ++j) {
-      if (i + j * lanes >= receives) continue;
-      const bool arrived = await(x.channel.host, [&] {
-        if (isOf(lines[j], cta.epoch)) return true;
-        lines[j] = loadLine(linesOfSender(x, rank, found[j].peer, cta.epoch) + found[j].line);
-        return false;
-      });
-      if (!arrived) return reportError(x.channel, cta.epoch, KernelError::Aborted, -1);
-      placeLine(x, cta, found[j].peer, found[j].line, payloadOf(lines[j]));
-    }
-  }
+                              placeOf(cta.out[x.channel.rank]), lanes - 1 - lane, lanes);
+  if (!receiveLines<kInFlight / 2>(x, cta)) reportError(x.channel, cta.epoch, KernelError::Aborted, -1);
+}
+
+// Direct where a receiver announces it, as exchangeKernel; else by lines, which saves the handshakes of slots. Lines
+// follow the entries here: what is sent directly would otherwise have been sent twice.
+template <int kInFlight, class Memory>
+__global__ void __launch_bounds__(kThreads, 1) lineExchangeKernel(const __grid_constant__ Exchange x) {
+  __shared__ CtaState cta;
+  enter(x, cta);
+  if (!readEntries(x, cta)) return;
+  uint32_t staged = 0;
+  for (int peer = 0; peer < x.channel.nranks; ++peer) staged |= (cta.staged[peer] ? 1u : 0u) << peer;
+  sendLines(x, cta, staged & everyPeer(x));
+  Lanes<kInFlight, Memory> lanes{x, cta};
+  lanes.copyDirect();
+  __syncthreads();
+  lanes.announceDirect();
+  const bool arrived = cta.staged[x.channel.rank] ? receiveLines<kInFlight / 2>(x, cta) : lanes.awaitAll();
+  if (!arrived) reportError(x.channel, cta.epoch, KernelError::Aborted, -1);
 }
 
 }  // namespace ulysses::device

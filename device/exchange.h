@@ -35,12 +35,15 @@ struct Flags {
 };
 constexpr uint32_t kAllLanded = 0xffffffffu;
 
-// Lines of the small-message path stand behind the flags: [parity][sender][line].
-ULYSSES_HD constexpr uint64_t linesBytes(int nranks, uint64_t smallBytes) {
-  return 2 * static_cast<uint64_t>(nranks) * ((smallBytes + kLineBytes - 1) / kLineBytes) * sizeof(Line);
+// Lines of payload stand behind the flags: [parity][sender][line]. They are sent two at a time.
+ULYSSES_HD constexpr uint64_t linesPerSender(uint64_t lineBytes) {
+  return (lineBytes + kUnit - 1) / kUnit * (kUnit / kLineBytes);
 }
-ULYSSES_HD constexpr uint64_t flagsBytes(int nranks, uint64_t smallBytes) {
-  return (sizeof(Flags) + 255) / 256 * 256 + linesBytes(nranks, smallBytes);
+ULYSSES_HD constexpr uint64_t linesBytes(int nranks, uint64_t lineBytes) {
+  return 2 * static_cast<uint64_t>(nranks) * linesPerSender(lineBytes) * sizeof(Line);
+}
+ULYSSES_HD constexpr uint64_t flagsBytes(int nranks, uint64_t lineBytes) {
+  return (sizeof(Flags) + 255) / 256 * 256 + linesBytes(nranks, lineBytes);
 }
 
 // In device memory of this rank's GPU; all zero before the first launch. (To start at another epoch, the flags must
@@ -81,8 +84,8 @@ ULYSSES_HD constexpr uint64_t offsetOf(uint64_t location) {
 struct Channel {
   int rank, nranks;
   char* flags[kMaxRanks];    // each rank's flags area as mapped here; flagsBytes() each, aligned to 256
-  char* staging[kMaxRanks];  // likewise the staging: stagingBytes() each, aligned to 16; unused when no output is plain
-  uint64_t smallBytes;       // payload per pair that the lines have room for
+  char* staging[kMaxRanks];  // likewise the staging: stagingBytes() each, aligned to 16; unused when there are no slots
+  uint64_t lineBytes;        // payload per pair that the lines have room for
   Epoch* epoch;
   HostWords* host;  // as mapped on the device
   const WindowRow* windows;
@@ -97,7 +100,7 @@ struct Exchange {
   uint32_t blocks;         // how many the table has
   int operands;
   uint32_t ctas;
-  uint64_t tileBytes;  // of a staging slot: a multiple of 16, above 0
+  uint64_t tileBytes;  // of a staging slot: a multiple of 16; 0: plain outputs are sent by lines, which have room
   const void* in[kMaxOperands];
   void* out[kMaxOperands];
   uint64_t location[kMaxOperands];  // kPlain in all or in none: a rank is sent to directly or staged as a whole
@@ -111,11 +114,11 @@ int loadKernels();
 // CTAs of the kernels that fit on the current device together.
 int residentCtas(int* ctas);
 
-// Direct or staged, by what each receiver announces. Each CTA gives every staged peer its own warps in either
-// direction.
+// Direct or staged, by what each receiver announces. Where there are slots each CTA gives every staged peer its own
+// warps in either direction.
 int launchExchange(const Exchange& exchange, CUstream_st* stream);
 
-// The same for streams of at most channel.smallBytes per pair: payload and flag in one store, no staging, no exit.
+// The same for streams of at most channel.lineBytes per pair: payload and flag in one store, no staging, no exit.
 int launchSmallExchange(const Exchange& exchange, CUstream_st* stream);
 
 }  // namespace ulysses::device

@@ -19,7 +19,7 @@ __device__ __forceinline__ uint32_t loadRelaxed(const uint32_t* word) {
   return value;
 }
 
-// Lines, relaxed for the small-message path, whose payload needs no order, and with it for entries.
+// Lines, relaxed where they carry payload, which needs no order, and with it for entries.
 __device__ __forceinline__ uint64_t withEpoch(uint64_t payload, uint32_t epoch) {
   return static_cast<uint64_t>(epoch) << 32 | static_cast<uint32_t>(payload);
 }

@@ -23,7 +23,7 @@ constexpr int kMaxRanks = 8;
 constexpr int kMaxOperands = 16;
 constexpr int kSlots = 3;           // staging slots per (sender, CTA)
 constexpr uint64_t kUnit = 16;      // bytes of the widest access
-constexpr uint64_t kLineBytes = 8;  // payload of one line of the small-message path
+constexpr uint64_t kLineBytes = 8;  // payload of one line
 
 // One side of a block: `offset` from the operand's start, rows `pitch` apart, repetitions `step` apart. In bytes.
 struct Side {
@@ -78,7 +78,7 @@ ULYSSES_HD uint64_t stagingBytes(int nranks, uint32_t ctas, uint64_t tileBytes) 
   return static_cast<uint64_t>(nranks - 1) * ctas * kSlots * tileBytes;
 }
 
-// Lines of the small-message path that a stream takes.
+// Lines that a stream takes.
 ULYSSES_HD uint64_t linesOf(uint64_t streamBytes) {
   return (streamBytes + kLineBytes - 1) / kLineBytes;
 }

@@ -285,7 +285,7 @@ void Communicator::describe(const Prepared& prepared, size_t largestPayload, uly
   info.windowBytes = device.stagingBytes;
   info.ctas = static_cast<int>(device.ctas);
   info.chunkBytes = device.tileBytes * device.ctas;
-  info.chunks = device.small || info.chunkBytes == 0 ? 1 : static_cast<int>(ceilDiv(largestPayload, info.chunkBytes));
+  info.chunks = info.chunkBytes == 0 ? 1 : static_cast<int>(ceilDiv(largestPayload, info.chunkBytes));
 }
 
 Status Communicator::executeOnDevice(const Prepared& prepared, const Call& call) {

@@ -10,6 +10,8 @@ namespace {
 
 constexpr size_t kLeastTileBytes = size_t{8} << 10;  // fewer CTAs rather than smaller tiles
 constexpr size_t kBytesPerCta = size_t{4} << 10;     // below, another CTA costs more than it moves
+// Slots of 127104 bytes were 5 % slower than slots of 131072 (H200, 4 ranks, H=56 D=128 S=128000).
+constexpr size_t kTileAlignment = size_t{4} << 10;
 
 }  // namespace
 
@@ -18,17 +20,19 @@ LaunchShape launchShape(const LaunchFacts& f) {
   uint32_t most = std::max<uint32_t>(1, std::min(f.ctas, f.mostCtas));
   const size_t slotsPerCta = static_cast<size_t>(f.nranks - 1) * device::kSlots;
   shape.small = f.largestPayload <= f.smallBytes;
-  if (slotsPerCta != 0 && !shape.small && f.inFlightBytes != 0)
+  shape.lines = f.largestPayload <= f.lineBytes;
+  const bool slots = slotsPerCta != 0 && !shape.small && !shape.lines;
+  if (slots && f.inFlightBytes != 0)
     most = static_cast<uint32_t>(std::clamp<size_t>(f.stagingLimit / (slotsPerCta * kLeastTileBytes), 1, most));
   const size_t send = f.largestPayload * static_cast<size_t>(f.nranks);
   shape.ctas = static_cast<uint32_t>(std::clamp<size_t>(ceilDiv(send, kBytesPerCta), 1, most));
-  if (slotsPerCta == 0 || shape.small) return shape;
+  if (!slots) return shape;
   // A tile is no larger than what gives every slot of every CTA something to do: few large ones would leave CTAs idle.
-  const size_t slotsPerPair = size_t{shape.ctas} * device::kSlots, slots = slotsPerCta * shape.ctas;
+  const size_t slotsPerPair = size_t{shape.ctas} * device::kSlots, allSlots = slotsPerCta * shape.ctas;
   const size_t useful = std::max(kLeastTileBytes, ceilDiv(f.largestPayload, slotsPerPair));
-  const size_t wanted = alignUp(std::min(useful, ceilDiv(f.inFlightBytes, slotsPerPair)), size_t{device::kUnit});
-  shape.tileBytes = std::min(wanted, f.stagingLimit / slots / device::kUnit * device::kUnit);
-  shape.stagingBytes = slots * shape.tileBytes;
+  const size_t wanted = alignUp(std::min(useful, ceilDiv(f.inFlightBytes, slotsPerPair)), kTileAlignment);
+  shape.tileBytes = std::min(wanted, f.stagingLimit / allSlots / device::kUnit * device::kUnit);
+  shape.stagingBytes = allSlots * shape.tileBytes;
   return shape;
 }
 
@@ -43,6 +47,7 @@ Launches launchesOf(const plan::PolicyFacts& facts, const plan::PolicyChoice& ch
   f.mostCtas = room.ctas;
   f.inFlightBytes = choice.original ? largestPayload : ceilDiv(choice.stagingBytes(), static_cast<size_t>(facts.ranks));
   f.smallBytes = room.smallBytes;
+  f.lineBytes = room.lineBytes;
 
   const bool chunked = !choice.original && !choice.tuned;
   f.stagingLimit = std::min({choice.maxWindowBytes, chunked ? room.chunkedBytes : SIZE_MAX,

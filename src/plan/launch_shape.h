@@ -16,12 +16,14 @@ struct LaunchFacts {
   size_t inFlightBytes = 0;   // per pair, in all slots together
   size_t stagingLimit = 0;    // most bytes of staging
   size_t smallBytes = 0;      // payload per pair that the small path carries
+  size_t lineBytes = 0;       // payload per pair for which there are lines
 };
 
 struct LaunchShape {
-  bool small = false;
+  bool small = false;  // all outputs by lines, sent before anything is known of the peers
+  bool lines = false;  // plain outputs by lines: no slots
   uint32_t ctas = 1;
-  size_t tileBytes = 0;     // of a staging slot; 0: the limit leaves no room for one
+  size_t tileBytes = 0;     // of a staging slot; 0 with lines, or where the limit leaves no room for one
   size_t stagingBytes = 0;  // (nranks - 1) * ctas * slots * tileBytes
   friend bool operator==(const LaunchShape&, const LaunchShape&) = default;
 };
@@ -36,6 +38,7 @@ struct LaunchRoom {
   size_t chunkedBytes = 0;   // most staging where it goes in chunks
   size_t recordedBytes = 0;  // most staging of launches that graphs record
   size_t smallBytes = 0;     // payload per pair that the small path carries
+  size_t lineBytes = 0;      // payload per pair for which there are lines
 };
 struct Launches {
   LaunchShape eager, recorded;

@@ -9,7 +9,7 @@ namespace ulysses {
 Result<std::shared_ptr<Chain>> Chain::make(const Setup& setup, Deadline deadline) {
   std::shared_ptr<Chain> chain(new Chain(setup));
   device::Channel& channel = chain->channel_;
-  const size_t bytes = device::flagsBytes(setup.nranks, setup.smallBytes);
+  const size_t bytes = device::flagsBytes(setup.nranks, setup.lineBytes);
   const auto local = [&]() -> Status {
     ULYSSES_ASSIGN(chain->epoch_, deviceBuffer(sizeof(device::Epoch)));
     if (setup.engines) {
@@ -24,7 +24,7 @@ Result<std::shared_ptr<Chain>> Chain::make(const Setup& setup, Deadline deadline
   channel.nranks = setup.nranks;
   for (int r = 0; r < setup.nranks; ++r)
     channel.flags[r] = reinterpret_cast<char*>(setup.registrar->base(r, chain->flagsWindow_));
-  channel.smallBytes = setup.smallBytes;
+  channel.lineBytes = setup.lineBytes;
   channel.epoch = static_cast<device::Epoch*>(chain->epoch_.get());
   channel.host = setup.host;
   channel.windows = setup.windows;

@@ -17,7 +17,7 @@ class Chain {
  public:
   struct Setup {
     int rank, nranks;
-    size_t smallBytes;
+    size_t lineBytes;  // payload per pair for which there are lines
     bool engines;
     device::HostWords* host;  // as mapped on the device
     const device::WindowRow* windows;

@@ -35,6 +35,7 @@ namespace {
 
 constexpr uint32_t kTableRows = 1024;                  // windows a communicator may have at once
 constexpr size_t kSmallBytes = size_t{16} << 10;       // per pair
+constexpr size_t kMostLineBytes = size_t{256} << 10;   // per pair
 constexpr size_t kStagingsInCap = 8;                   // every plan has its own, beside the one of eager calls
 constexpr size_t kRecordedStaging = size_t{16} << 20;  // of all recorded eager calls: it can't grow under their graphs
 
@@ -47,6 +48,7 @@ class DeviceTransport::Prepared {
     LaunchShape shape;
     uint64_t contract = 0;
     std::unique_ptr<plan::EngineCourse> engines;  // null where they can't move its bytes
+    bool needsSlots() const { return !shape.small && !shape.lines; }  // for plain outputs
   };
   Launch eager, recorded;
   Info info;  // of the eager launch
@@ -96,7 +98,7 @@ class CudaTransport final : public DeviceTransport {
       ULYSSES_ASSIGN(ledger_, CtaAccount::open(s_.gpus[static_cast<size_t>(s_.rank)], *s_.channel, deadline));
     }
     // Stage 2: flags.
-    ULYSSES_ASSIGN(main_, makeChain(deadline));
+    ULYSSES_ASSIGN(main_, makeChain(lineLimit(), deadline));
     watcher_.start(s_.device, [this] { return lookAround(); }, [this](const Status& trouble) { end(trouble); });
     return {};
   }
@@ -109,11 +111,12 @@ class CudaTransport final : public DeviceTransport {
     uint32_t wanted = 1;
     for (const Work& work : works) {
       choices.push_back(choosePolicy(work.policy));
-      const LaunchRoom all{ctaLimit(), s_.registrar->capBytes(), 0, chunkedLimit(), 0, kSmallBytes};
+      const LaunchRoom all{ctaLimit(), s_.registrar->capBytes(), 0, chunkedLimit(), 0, kSmallBytes, lineLimit()};
       wanted = std::max(wanted, launchesOf(work.policy, choices.back(), work.schedule->largestPayload, all).eager.ctas);
     }
     LaunchRoom room;
     room.smallBytes = kSmallBytes;
+    room.lineBytes = lineLimit();
     room.chunkedBytes = chunkedLimit();
     ULYSSES_TRY(agreeRoom(wanted, &room, deadline));
     // Recorded eager calls share one chain, whose staging is made once: graphs hold its address.
@@ -121,7 +124,11 @@ class CudaTransport final : public DeviceTransport {
     room.recordedBytes =
         made ? recorded_->stagingBytes()
              : std::min({room.chunkedBytes, room.windowBytes / 2, shared ? kRecordedStaging : SIZE_MAX});
-    room.besidesBytes = made ? 0 : device::flagsBytes(s_.nranks, kSmallBytes) + room.recordedBytes;
+    // A plan's own chain has lines for what the plan sends, the shared one for all that may come.
+    size_t lineBytes = shared ? lineLimit() : kSmallBytes;
+    for (const Work& work : works)
+      if (work.schedule->largestPayload <= lineLimit()) lineBytes = std::max(lineBytes, work.schedule->largestPayload);
+    room.besidesBytes = made ? 0 : device::flagsBytes(s_.nranks, lineBytes) + room.recordedBytes;
 
     Status status = guard.status();
     if (status.ok()) status = hooks::injectedFailure(hooks::Stage::Tables);
@@ -131,7 +138,7 @@ class CudaTransport final : public DeviceTransport {
       shape(works[i], choices[i], room, prepared.get());
       if (status.ok()) status = upload(*works[i].schedule, *prepared);
       if (status.ok()) status = bind(works[i], *prepared);
-      if (status.ok() && prepared->info.refusal.empty() && !prepared->info.small &&
+      if (status.ok() && prepared->info.refusal.empty() && prepared->eager.needsSlots() &&
           prepared->eager.shape.tileBytes == 0)
         status = Status(ulyssesOutOfMemory,
                         formatText("{} bytes of window that may be used for staging (ULYSSES_STAGING, and "
@@ -145,7 +152,7 @@ class CudaTransport final : public DeviceTransport {
     ULYSSES_TRY(ensureStaging(*main_, staging, deadline));
     std::shared_ptr<Chain> chain = shared ? recorded_ : nullptr;
     if (!chain) {
-      ULYSSES_ASSIGN(chain, makeChain(deadline));
+      ULYSSES_ASSIGN(chain, makeChain(lineBytes, deadline));
       if (shared) recorded_ = chain;
     }
     if (shared && recordedStaging != 0) recordedStaging = room.recordedBytes;
@@ -179,7 +186,8 @@ class CudaTransport final : public DeviceTransport {
     x.blocks = p.blocks;
     x.operands = p.operands;
     x.ctas = launch.shape.ctas;
-    x.tileBytes = std::max<uint64_t>(launch.shape.tileBytes, device::kUnit);
+    // Where the limit leaves no room for slots, all outputs are in windows.
+    x.tileBytes = launch.needsSlots() ? std::max<uint64_t>(launch.shape.tileBytes, device::kUnit) : 0;
     uint64_t number = 0;
     if (!recording) {
       ULYSSES_ASSIGN(number, events_.chain(stream));
@@ -198,7 +206,7 @@ class CudaTransport final : public DeviceTransport {
       for (const uint32_t window : {l.window, s_.registrar->locate(in[i], p.inExtent[at]).window})
         if (window < kTableRows) lastUse_[window] = number;
     }
-    if (valid && plain && engines == nullptr && !launch.shape.small && launch.shape.tileBytes == 0) {
+    if (valid && plain && engines == nullptr && launch.needsSlots() && launch.shape.tileBytes == 0) {
       refused =
           p.info.refusal.empty()
               ? Status(ulyssesInvalidUsage,
@@ -288,8 +296,8 @@ class CudaTransport final : public DeviceTransport {
   }
 
   // Collective.
-  Result<std::shared_ptr<Chain>> makeChain(Deadline deadline) {
-    return Chain::make({s_.rank, s_.nranks, kSmallBytes, distinctGpus() && engines_ != plan::EngineUse::Off,
+  Result<std::shared_ptr<Chain>> makeChain(size_t lineBytes, Deadline deadline) {
+    return Chain::make({s_.rank, s_.nranks, lineBytes, distinctGpus() && engines_ != plan::EngineUse::Off,
                         hostOnDevice_, static_cast<const device::WindowRow*>(windows_.get()), s_.channel, s_.registrar},
                        deadline);
   }
@@ -428,6 +436,13 @@ class CudaTransport final : public DeviceTransport {
     return s_.maxCtas != 0 ? std::min(most, s_.maxCtas) : most;
   }
 
+  // Payload per pair that goes by lines: at most a small part of the cap is for them.
+  size_t lineLimit() const {
+    constexpr size_t kPartOfCap = 64;
+    const size_t ofUnits = device::linesBytes(s_.nranks, device::kUnit);  // for a unit of every pair
+    return std::clamp(s_.registrar->capBytes() / kPartOfCap / ofUnits * device::kUnit, kSmallBytes, kMostLineBytes);
+  }
+
   // Chunks keep within a part of the cap, so that several plans find room.
   size_t chunkedLimit() const { return std::min(s_.stagingLimit, s_.registrar->capBytes() / kStagingsInCap); }
 
@@ -437,15 +452,15 @@ class CudaTransport final : public DeviceTransport {
     p->eager = {launches.eager, contractOf(work.identity, launches.eager)};
     p->recorded = {launches.recorded, contractOf(work.identity, launches.recorded)};
     const LaunchShape& shape = launches.eager;
-    p->info = {shape.ctas, shape.tileBytes, shape.small, shape.stagingBytes, choice.reason, ""};
+    p->info = {shape.ctas, shape.tileBytes, shape.stagingBytes, choice.reason, ""};
     if (choice.fused && static_cast<int>(shape.ctas) != choice.ctas)
       p->info.reason += formatText("; launched with {}", shape.ctas);
-    if (!choice.fused && !shape.small) p->info.refusal = choice.reason;
+    if (!choice.fused && p->eager.needsSlots()) p->info.refusal = choice.reason;
   }
 
   // Over what must be equal on all ranks.
   static uint64_t contractOf(uint64_t identity, const LaunchShape& shape) {
-    return contractHash({identity, shape.ctas, shape.tileBytes, shape.small});
+    return contractHash({identity, shape.ctas, shape.tileBytes, shape.small, shape.lines});
   }
 
   static Status upload(const Schedule& schedule, Prepared& prepared) {

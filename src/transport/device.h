@@ -84,7 +84,6 @@ class DeviceTransport {
   struct Info {
     uint32_t ctas = 0;
     uint64_t tileBytes = 0;
-    bool small = false;
     size_t stagingBytes = 0;
     std::string reason;    // of the policy
     std::string refusal;   // why plain outputs are not fused; "" where they are

@@ -36,10 +36,11 @@ Status Registrar::adoptable(const void* ptr, size_t bytes) const {
   if (ptr == nullptr && bytes != 0) return Status(ulyssesInvalidArgument, formatText("buff is NULL for {} bytes", bytes));
   const auto begin = reinterpret_cast<uintptr_t>(ptr);
   if (bytes > UINTPTR_MAX - begin) return Status(ulyssesInvalidArgument, formatText("{} bytes at {} reach beyond all memory", bytes, ptr));
+  ULYSSES_TRY(fits(bytes));
   for (const auto& [start, window] : starts_)
     if (bytes != 0 && begin < start + windows_.at(window).bytes && start < begin + bytes)
       return Status(ulyssesInvalidArgument, formatText("[{}, +{}) lies in a window already, or reaches into one", ptr, bytes));
-  return fits(bytes);
+  return {};
 }
 
 // The number is the smallest that no rank uses any more.

@@ -101,10 +101,12 @@ class Launch {
       in[i] = reinterpret_cast<uint64_t>(x.in[i]);
       out[rank][i] = reinterpret_cast<uint64_t>(x.out[i]);
     }
-    if (small && x.contract != 0) sendLines();
+    const bool lines = !small && x.tileBytes == 0;
+    for (int p = 0; p < nranks && small && x.contract != 0; ++p) sendLines(p);
     if (!readEntries()) return;
     copyTo(rank);
-    const bool all = small ? receiveLines() : runChunks();
+    for (int p = 0; p < nranks && lines; ++p) staged[p] ? sendLines(p) : sendDirectly(p);
+    const bool all = small || (lines && staged[rank]) ? receiveLines() : lines ? awaitAll() : runChunks();
     if (!all) reportError(KernelError::Aborted, -1);
   }
 
@@ -121,7 +123,7 @@ class Launch {
     char* lines = x.channel.flags[receiver] + flagsBytes(0, 0);
     return reinterpret_cast<Line*>(lines) +
            ((epoch & 1) * static_cast<uint64_t>(nranks) + static_cast<uint64_t>(sender)) *
-               linesOf(x.channel.smallBytes);
+               linesPerSender(x.channel.lineBytes);
   }
   template <class Arrived>
   bool await(const Arrived& arrived) const {
@@ -157,6 +159,12 @@ class Launch {
     copyAll(blocks, table.send[peer], {0, table.send[peer].bytes}, placeOf(in), placeOf(out[peer]));
   }
 
+  void sendDirectly(int peer) {
+    if (peer == rank) return;
+    copyTo(peer);
+    for (uint32_t cta = 0; cta < x.ctas; ++cta) store(&flagsOf(peer)->landed[rank][cta], flagValue(epoch, kAllLanded));
+  }
+
   // A peer's chunks for or from one CTA; true when something was done.
   struct Job {
     int peer;
@@ -190,14 +198,13 @@ class Launch {
     std::vector<Job> jobs;
     for (int p = 0; p < nranks; ++p) {
       if (p == rank) continue;
-      if (!staged[p]) copyTo(p);
       for (uint32_t cta = 0; cta < x.ctas; ++cta) {
         if (staged[rank])
           jobs.push_back({p, cta, 0, chunksOf(table.recv[p].bytes, x.tileBytes, cta, x.ctas), false, false});
         if (staged[p])
           jobs.push_back({p, cta, 0, chunksOf(table.send[p].bytes, x.tileBytes, cta, x.ctas), true, false});
-        if (!staged[p]) store(&flagsOf(p)->landed[rank][cta], flagValue(epoch, kAllLanded));
       }
+      if (!staged[p]) sendDirectly(p);
     }
     const auto step = [&] {
       bool all = true, some = false;
@@ -215,6 +222,9 @@ class Launch {
     };
     while (left())
       if (!await(step)) return false;
+    return awaitAll();
+  }
+  bool awaitAll() {
     for (int p = 0; p < nranks; ++p)
       for (uint32_t cta = 0; cta < x.ctas && p != rank; ++cta)
         if (!await([&] { return reached(&flagsOf(rank)->landed[p][cta], flagValue(epoch, kAllLanded)); })) return false;
@@ -222,15 +232,13 @@ class Launch {
   }
 
   // A stream as it is sent, one byte after the other.
-  void sendLines() {
-    for (int p = 0; p < nranks; ++p) {
-      const Stream& stream = table.send[p];
-      if (p == rank) continue;
-      std::vector<uint64_t> payload((stream.bytes + 31) / 8);
-      copyAll(blocks, stream, {0, stream.bytes}, placeOf(in), slotPlace(reinterpret_cast<uint64_t>(payload.data()), 0));
-      for (uint64_t line = 0; line < linesOf(stream.bytes); ++line)
-        storeLine(linesOfSender(p, rank) + line, payload[line], epoch);
-    }
+  void sendLines(int p) {
+    const Stream& stream = table.send[p];
+    if (p == rank) return;
+    std::vector<uint64_t> payload((stream.bytes + 31) / 8);
+    copyAll(blocks, stream, {0, stream.bytes}, placeOf(in), slotPlace(reinterpret_cast<uint64_t>(payload.data()), 0));
+    for (uint64_t line = 0; line < linesOf(stream.bytes); ++line)
+      storeLine(linesOfSender(p, rank) + line, payload[line], epoch);
   }
   bool receiveLines() {
     for (int p = 0; p < nranks; ++p) {

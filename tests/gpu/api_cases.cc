@@ -11,10 +11,10 @@
 namespace ulysses::testing {
 namespace {
 
-constexpr Shape kSmall{2, 4, 4, 3, 4};      // fits the small path
-constexpr Shape kStaged{2, 900, 4, 31, 4};  // does not
+constexpr Shape kSmall{2, 4, 4, 3, 4};         // fits the small path
+constexpr Shape kStaged{2, 4300, 4, 31, 4};    // through slots where it is not direct, of up to four ranks
 
-constexpr Shape kMedium{1, 1200, 8, 32, 2};  // staged, over several tiles
+constexpr Shape kMedium{1, 2400, 8, 32, 2};  // likewise, of two
 
 // Planes of 2-byte elements, headDim 128 or the like, that P divides, with values written and checked on the device.
 struct Planes {
@@ -238,6 +238,21 @@ TEST_CASE("case 19 on device memory: views, and a view on one rank alone", "[gpu
   }
 }
 
+TEST_CASE("plain outputs at the borders of the ways they go: small, by lines, through slots", "[gpu][cases]") {
+  NEEDS_GPU;
+  for (const int P : {2, 4})
+    CHECK(onDevice(As::Threads, P, [P](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+            const size_t ranks = static_cast<size_t>(P);
+            for (const size_t perPair : {size_t{16} << 10, size_t{256} << 10}) {
+              Shape t{1, perPair / 64 * ranks, ranks, 32, 2};  // of two bytes: a head of a rank's sequence
+              EXPECT_RANK(roundTrip(t, P, rank, comm, stream, meeting).empty());
+              t.S += ranks;
+              EXPECT_RANK(roundTrip(t, P, rank, comm, stream, meeting).empty());
+            }
+            return "";
+          }) == "");
+}
+
 TEST_CASE("case 20 on device memory: empty exchanges", "[gpu][cases]") {
   NEEDS_GPU;
   CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
@@ -445,7 +460,7 @@ TEST_CASE("a capture that forbids its thread and all others to allocate or to wa
                 meeting.wait();
                 return "";
               },
-              cudaStreamCaptureModeGlobal);
+              cudaStreamCaptureModeGlobal, [&] { meeting.wait(); });
           if (!text.empty()) return text;
           meeting.wait();
           EXPECT_RANK(graph.nodes() == 1 && graph.replay(stream) && finish(stream, meeting));
@@ -577,7 +592,7 @@ TEST_CASE("CTAs of communicators that are gone, or whose processes died, are the
 TEST_CASE("small sizes by processes: what a memory checker can follow", "[gpu][memcheck]") {
   NEEDS_GPU;
   CHECK(onDevice(As::Processes, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
-          for (const Shape& t : {kSmall, Shape{1, 150, 6, 37, 2}, kStaged}) {
+          for (const Shape& t : {kSmall, Shape{1, 150, 6, 37, 2}, Shape{2, 900, 4, 31, 4}, Shape{2, 1300, 4, 31, 4}}) {
             const std::string text = roundTrip(t, 2, rank, comm, stream, meeting);
             if (!text.empty()) return text;
             DeviceTensor in(sequenceSide(t, 2, rank));

@@ -10,7 +10,7 @@ namespace {
 using namespace ulysses;
 using namespace ulysses::testing;
 
-const Shape kSizes[] = {{2, 4, 4, 3, 4}, {2, 1700, 6, 67, 4}, {3, 999, 8, 16, 2}};
+const Shape kSizes[] = {{2, 4, 4, 3, 4}, {2, 1700, 6, 67, 4}, {3, 5999, 8, 16, 2}};
 
 // Ranks that take copy engines wherever they can, with as little staging as `staging` says.
 std::string byEngines(As as, int P, const char* staging, const DeviceBody& body) {

@@ -21,6 +21,9 @@ std::vector<ExchangeCase> variantsOf(const ExchangeCase& base, int nranks, bool 
     ExchangeCase c = base;
     c.plainRanks = plain;
     all.push_back(c);
+    c.tileBytes = 0;
+    if (plain != 0) all.push_back(c);
+    c.tileBytes = base.tileBytes;
     if (!wide) continue;
     c.outSkew = 1;
     all.push_back(c);
@@ -75,7 +78,7 @@ RankSizes sizesFor(const std::vector<ExchangeCase>& cases, int nranks) {
     sizes.windowBytes = std::max(sizes.windowBytes, CheckedExchange::windowBytes(c, nranks));
     sizes.stagingBytes = std::max(sizes.stagingBytes, CheckedExchange::stagingBytes(c, nranks));
   }
-  sizes.smallBytes = 65536;
+  sizes.lineBytes = size_t{256} << 10;
   return sizes;
 }
 
@@ -149,6 +152,8 @@ std::vector<ExchangeCase> mediumCases() {
       all.push_back(c);
       c.outSkew = 1;
       all.push_back(c);
+      c.tileBytes = 0;
+      all.push_back(c);
     }
   }
   return all;
@@ -163,17 +168,20 @@ std::string runAhead(Party& party) {
   ExchangeCase c;
   c.operands = {request(ulyssesScatterHeads, 3, 8, 8, 5, 4)};
   c.tileBytes = 64;
-  std::vector<ExchangeCase> kinds(3, c);
+  constexpr int kKinds = 4;
+  std::vector<ExchangeCase> kinds(kKinds, c);
   kinds[1].plainRanks = 0xff;
   kinds[2].small = true;
   kinds[2].plainRanks = 0xff;
+  kinds[3].tileBytes = 0;
+  kinds[3].plainRanks = 0xff;
   GpuRank rank(party, sizesFor(kinds, party.nranks()));
   rank.presetEpoch(0xfffffff0u);
   constexpr int kCalls = 60;
   std::vector<std::unique_ptr<CheckedExchange>> calls;
   for (int k = 0; k < kCalls; ++k) {
     // Direct outputs share the window: that kind is checked on its last call alone.
-    calls.push_back(std::make_unique<CheckedExchange>(rank, kinds[k % 3]));
+    calls.push_back(std::make_unique<CheckedExchange>(rank, kinds[k % kKinds]));
     calls.back()->prepare(k);
   }
   quiet(rank);
@@ -182,7 +190,7 @@ std::string runAhead(Party& party) {
     calls[k]->launch(k + 1);
   }
   for (int k = 0; k < kCalls; ++k) {
-    if (k % 3 != 0 || k >= kCalls - 3) calls[k]->expectExchanged(k);
+    if (k % kKinds != 0 || k >= kCalls - kKinds) calls[k]->expectExchanged(k);
   }
   quiet(rank);
   return {};
@@ -198,9 +206,11 @@ TEST_CASE("calls back to back in processes", "[gpu][processes]") {
 std::string replay(Party& party) {
   ExchangeCase c;
   c.operands = {request(ulyssesGatherHeads, 2, 12, 8, 16, 2)};
-  std::vector<ExchangeCase> kinds(3, c);
+  std::vector<ExchangeCase> kinds(4, c);
   kinds[1].plainRanks = 0x2;
   kinds[2].small = true;
+  kinds[3].tileBytes = 0;
+  kinds[3].plainRanks = 0x2;
   GpuRank rank(party, sizesFor(kinds, party.nranks()));
   for (const ExchangeCase& kind : kinds) {
     CheckedExchange exchange(rank, kind);
@@ -236,9 +246,11 @@ TEST_CASE("a captured launch replays with new inputs, eager ones between", "[gpu
 std::string mismatch(Party& party) {
   ExchangeCase c;
   c.operands = {request(ulyssesScatterHeads, 1, 8, 8, 4, 4)};
-  std::vector<ExchangeCase> kinds(4, c);
+  std::vector<ExchangeCase> kinds(5, c);
   kinds[1].plainRanks = 0xff;
   kinds[2].small = true;
+  kinds[4].plainRanks = 0xff;
+  kinds[4].tileBytes = 0;
   kinds[3].operands.push_back(request(ulyssesScatterHeads, 1, 8, 4, 4, 4));
   const int odd = party.nranks() - 1;
   GpuRank rank(party, sizesFor(kinds, party.nranks()));

@@ -17,6 +17,8 @@ std::string planOf(const PolicyCase& c, int rank, ulyssesComm_t comm, cudaStream
   if (!c.facts.contiguous && rank == 0)
     d.inStride[0] = d.seq / p * 2 * row, d.inStride[1] = 2 * row, d.inStride[2] = d.headDim;
   const size_t before = infoOf(comm).windowBytes;
+  // Before any rank launches: an allocation may wait for kernels, and they for this rank.
+  DeviceTensor in(256);
   PlanPair plans;
   EXPECT_OK(plans.make(d, comm));
   const std::string text = [&]() -> std::string {
@@ -32,7 +34,6 @@ std::string planOf(const PolicyCase& c, int rank, ulyssesComm_t comm, cudaStream
       // Held whole by the original launch: one chunk, or as many as there are slots.
       if (c.original) EXPECT_RANK(info.chunks <= 3);
       if (c.path == "fused") continue;
-      DeviceTensor in(256);
       EXPECT_RANK(execute(plan, in.data(), in.data() + (size_t{1} << 45), stream) == ulyssesNotSupported);
       EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
     }

@@ -7,7 +7,7 @@
 namespace ulysses::testing {
 namespace {
 
-constexpr Shape kShape{1, 1200, 8, 32, 2};  // staged where it is not direct
+constexpr Shape kShape{1, 4800, 8, 32, 2};  // staged where it is not direct
 
 // Where a caller may have its memory from, with room for the shape's output at a multiple of the element.
 struct CallerMemory {

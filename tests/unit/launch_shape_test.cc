@@ -76,6 +76,23 @@ TEST_CASE("what each pair sends decides the path and the number of CTAs") {
   CHECK(before == 36);
 }
 
+TEST_CASE("plain outputs for which there are lines need no slots") {
+  LaunchFacts f = large(4, 132);
+  f.lineBytes = size_t{256} << 10;
+  for (const size_t payload : {f.smallBytes, f.smallBytes + 1, f.lineBytes, f.lineBytes + 1}) {
+    f.largestPayload = payload;
+    const LaunchShape shape = launchShape(f);
+    INFO("payload " << payload);
+    CHECK(shape.small == (payload <= f.smallBytes));
+    CHECK(shape.lines == (payload <= f.lineBytes));
+    CHECK((shape.stagingBytes == 0) == (payload <= f.lineBytes));
+    CHECK((shape.tileBytes == 0) == (payload <= f.lineBytes));
+  }
+  f.stagingLimit = 0;
+  f.largestPayload = f.lineBytes;
+  CHECK(launchShape(f).ctas == 36);
+}
+
 TEST_CASE("tiles are small enough that no CTA of a staged exchange idles, where that leaves enough for each") {
   for (const int ranks : {2, 4, 8})
     for (size_t payload = size_t{17} << 10; payload < size_t{1} << 30; payload = payload * 3 / 2) {

@@ -150,12 +150,14 @@ class Graph {
   }
   // The body's text, or what went wrong.
   std::string record(cudaStream_t stream, const std::function<std::string()>& body,
-                     cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal) {
+                     cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal,
+                     const std::function<void()>& ended = [] {}) {
     EXPECT_RANK(cudaStreamBeginCapture(stream, mode) == cudaSuccess);
     const std::string text = body();
     cudaGraph_t graph = nullptr;
-    EXPECT_RANK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
-    EXPECT_RANK(cudaGraphGetNodes(graph, nullptr, &nodes_) == cudaSuccess);
+    const bool recorded = cudaStreamEndCapture(stream, &graph) == cudaSuccess;
+    ended();  // what follows is forbidden while another rank's thread records in a mode that says so
+    EXPECT_RANK(recorded && cudaGraphGetNodes(graph, nullptr, &nodes_) == cudaSuccess);
     const bool made = cudaGraphInstantiate(&exec_, graph, 0) == cudaSuccess;
     cudaGraphDestroy(graph);
     EXPECT_RANK(made && cudaGraphUpload(exec_, stream) == cudaSuccess);

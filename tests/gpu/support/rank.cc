@@ -40,7 +40,7 @@ GpuRank::GpuRank(Party& party, const RankSizes& sizes) : party_(party) {
   check(static_cast<cudaError_t>(device::loadKernels()), "loadKernels");
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   const auto shared = [&](size_t bytes) { return party.share(newMemory(bytes == 0 ? 1 : bytes), 0); };
-  flags_ = shared(device::flagsBytes(nranks(), sizes.smallBytes));
+  flags_ = shared(device::flagsBytes(nranks(), sizes.lineBytes));
   staging_ = shared(sizes.stagingBytes);
   window_ = shared(sizes.windowBytes);
   epoch_ = deviceBytes(sizeof(device::Epoch));
@@ -58,7 +58,7 @@ GpuRank::GpuRank(Party& party, const RankSizes& sizes) : party_(party) {
   host_ = new (host) device::HostWords{};
   channel_.rank = rank();
   channel_.nranks = nranks();
-  channel_.smallBytes = sizes.smallBytes;
+  channel_.lineBytes = sizes.lineBytes;
   channel_.epoch = static_cast<device::Epoch*>(epoch_.get());
   channel_.windows = static_cast<device::WindowRow*>(rows_.get());
   void* mapped = nullptr;

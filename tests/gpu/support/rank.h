@@ -22,7 +22,7 @@ std::shared_ptr<void> deviceBytes(size_t bytes);
 struct RankSizes {
   size_t windowBytes = 0;  // for outputs
   size_t stagingBytes = 0;
-  size_t smallBytes = 0;  // per pair
+  size_t lineBytes = 0;  // per pair
 };
 
 class GpuRank {
