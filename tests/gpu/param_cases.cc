@@ -199,7 +199,7 @@ std::string forwards(int P, int rank, ulyssesComm_t comm, cudaStream_t stream, M
 TEST_CASE("parameters on device memory: shards anywhere, cast or not, gathered, resident, published anew",
           "[gpu][params]") {
   NEEDS_GPU;
-  for (const int P : {1, 2, 3, 4})
+  for (const int P : rankCounts({1, 2, 3, 4}))
     CHECK(onDevice(As::Threads, P, [P](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) {
             return lifetime(P, rank, comm, stream, meeting);
           }) == "");
@@ -219,7 +219,7 @@ TEST_CASE("parameters on device memory: beyond the cap they are staged into plai
 
 TEST_CASE("parameters on device memory: a forward streams, prefetches and sees every update", "[gpu][params]") {
   NEEDS_GPU;
-  for (const int P : {2, 4})
+  for (const int P : rankCounts({2, 4}))
     CHECK(onDevice(As::Threads, P, [P](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) {
             return forwards(P, rank, comm, stream, meeting);
           }) == "");
@@ -227,11 +227,12 @@ TEST_CASE("parameters on device memory: a forward streams, prefetches and sees e
 
 TEST_CASE("parameters on device memory by processes", "[gpu][params]") {
   NEEDS_GPU;
-  CHECK(onDevice(As::Processes, 2,
-                 [](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
-                   const std::string text = lifetime(2, rank, comm, stream, meeting);
-                   return text.empty() ? forwards(2, rank, comm, stream, meeting) : text;
-                 }) == "");
+  for (const int P : rankCounts({2}))
+    CHECK(onDevice(As::Processes, P,
+                   [P](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+                     const std::string text = lifetime(P, rank, comm, stream, meeting);
+                     return text.empty() ? forwards(P, rank, comm, stream, meeting) : text;
+                   }) == "");
 }
 
 TEST_CASE("parameters on device memory: what is resident records nothing, case 6's lone publish is found",

@@ -54,7 +54,10 @@ class Driver {
     cudaStreamCreateWithFlags(&clock_, cudaStreamNonBlocking);
     cudaEventCreate(&start_);
     cudaEventCreate(&end_);
-    for (size_t r = 0; r < ranks_; ++r) cudaEventCreateWithFlags(&done_[r], cudaEventDisableTiming);
+    forEachRank([&](size_t r) {
+      cudaEventCreateWithFlags(&done_[r], cudaEventDisableTiming);
+      enablePeers();
+    });
   }
 
   // Negative where something went wrong.
@@ -63,7 +66,7 @@ class Driver {
     delay(150000, clock_);  // until everything is enqueued
     cudaEventRecord(start_, clock_);
     for (size_t r = 0; r < ranks_; ++r) cudaStreamWaitEvent(sides_[r].stream, start_, 0);
-    for (size_t r = 0; r < ranks_; ++r) good = work(r) && good;
+    forEachRank([&](size_t r) { good = work(r) && good; });
     for (size_t r = 0; r < ranks_; ++r) {
       cudaEventRecord(done_[r], sides_[r].stream);
       cudaStreamWaitEvent(clock_, done_[r], 0);
@@ -83,6 +86,15 @@ class Driver {
   }
 
  private:
+  // With the rank's GPU current.
+  void forEachRank(const std::function<void(size_t)>& work) {
+    for (size_t r = 0; r < ranks_; ++r) {
+      takeDeviceOf(static_cast<int>(r));
+      work(r);
+    }
+    takeDeviceOf(0);
+  }
+
   const Side* sides_;
   size_t ranks_;
   cudaStream_t clock_ = nullptr;
