@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
   app.add_option("--forwards", forward.forwards, "passes over all groups")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--compute-us", forward.computeUs, "compute stand-in of a block, in microseconds")
+  app.add_option("--compute-us", forward.computeUs, "compute stand-in of a block, in microseconds (on a GPU a kernel of one CTA)")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--prefetch-depth", forward.prefetchDepth, "blocks fetched ahead")
@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
   std::vector<ResidencyChoice> choices;
   const auto validate = [&]() -> Status {
     ULYSSES_TRY(common.validate());
-    ULYSSES_TRY(common.chooseMemory(modelName.empty() ? "" : "--model"));
+    ULYSSES_TRY(common.chooseMemory());
     if (modelName.empty()) return {};
     ULYSSES_ASSIGN(model, findModel(modelName, scale));
     ULYSSES_ASSIGN(choices, parseResidencies(residency, model));

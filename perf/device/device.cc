@@ -3,8 +3,11 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <array>
 #include <cstdlib>
+#include <vector>
 
+#include "device/block.h"
 #include "device/permute.h"
 
 namespace ulysses::perf {
@@ -38,6 +41,8 @@ class CudaDevice final : public Device {
   ~CudaDevice() override {
     for (const cudaEvent_t event : marks_)
       if (event != nullptr) (void)cudaEventDestroy(event);
+    for (const auto& span : spans_)
+      for (const cudaEvent_t event : span) (void)cudaEventDestroy(event);
     if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
   }
 
@@ -84,6 +89,12 @@ class CudaDevice final : public Device {
   void permute(std::byte* to, const std::byte* from, size_t tokens, size_t peers, size_t units, bool back) override {
     keep(static_cast<cudaError_t>(launchPermute(to, from, tokens, peers, units, back, stream_)));
   }
+  void look(const std::byte* data, size_t bytes, uint64_t visit, std::byte* sum) override {
+    keep(static_cast<cudaError_t>(launchLook(data, bytes, visit, reinterpret_cast<uint64_t*>(sum), stream_)));
+  }
+  void busy(int us) override {
+    if (us > 0) keep(static_cast<cudaError_t>(launchBusy(us, stream_)));
+  }
 
   Status finish() override {
     keep(cudaStreamSynchronize(stream_));
@@ -93,6 +104,25 @@ class CudaDevice final : public Device {
   double markedUs() const override {
     float ms = 0;
     return cudaEventElapsedTime(&ms, marks_[0], marks_[1]) == cudaSuccess ? static_cast<double>(ms) * 1e3 : 0;
+  }
+  void beginSpan() override {
+    if (spansInUse_ == spans_.size()) {
+      std::array<cudaEvent_t, 2> span{};
+      for (cudaEvent_t& event : span) keep(cudaEventCreate(&event));
+      spans_.push_back(span);
+    }
+    keep(cudaEventRecord(spans_[spansInUse_][0], stream_));
+  }
+  void endSpan() override { keep(cudaEventRecord(spans_[spansInUse_++][1], stream_)); }
+  double spansUs() override {
+    double us = 0;
+    for (size_t i = 0; i < spansInUse_; ++i) {
+      float ms = 0;
+      keep(cudaEventElapsedTime(&ms, spans_[i][0], spans_[i][1]));
+      us += static_cast<double>(ms) * 1e3;
+    }
+    spansInUse_ = 0;
+    return us;
   }
 
   Result<std::unique_ptr<Recording>> record(const std::function<Status()>& work) override {
@@ -123,6 +153,8 @@ class CudaDevice final : public Device {
   cudaDeviceProp properties_{};
   cudaStream_t stream_ = nullptr;
   cudaEvent_t marks_[2] = {};
+  std::vector<std::array<cudaEvent_t, 2>> spans_;
+  size_t spansInUse_ = 0;
   Status first_;
 };
 

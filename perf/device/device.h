@@ -47,11 +47,19 @@ class Device {
   // [tokens][peers][units of 16 bytes] -> [peers][tokens][units], or back.
   virtual void permute(std::byte* to, const std::byte* from, size_t tokens, size_t peers, size_t units, bool back) = 0;
 
+  // A block of a model (param/look.h): adds what it sees of the bytes to a sum in device memory; takes time.
+  virtual void look(const std::byte* data, size_t bytes, uint64_t visit, std::byte* sum) = 0;
+  virtual void busy(int us) = 0;
+
   // Waits for all of it.
   virtual Status finish() = 0;
   // Time on the GPU from one mark to the next, in us, once finished.
   virtual void mark(int which) = 0;  // 0: the start, 1: the end
   virtual double markedUs() const = 0;
+  // The same for many spans: each begins and ends once; then their sum, which also forgets them.
+  virtual void beginSpan() = 0;
+  virtual void endSpan() = 0;
+  virtual double spansUs() = 0;
 
   virtual Result<std::unique_ptr<Recording>> record(const std::function<Status()>& work) = 0;
   virtual Status replay(const Recording& recording) = 0;
