@@ -166,6 +166,13 @@ CHECK
     run nonzero "$perf" "${small[@]}" -b 4K -e 4K --expect-ranks 4
     has "--expect-ranks 4" err
     ;;
+  shapes)
+    run 0 "$perf" -t 2 -b 64K -e 64K --shape flux1-1024,cogvideox-5b -n 1 --direction both
+    [[ $(field 1 | xargs) == "61440 61440 61440 61440" && $(field 3 | sort -u) == bfloat16 ]] || fail "$(field 1) $(field 3)"
+    has "exchange flux1-1024,cogvideox-5b: batch 1 seq scaled heads 24 headDim 128 batch 1 seq scaled heads 48 headDim 64"
+    run nonzero "$perf" -t 2 --shape flux1-1024,none
+    has "no geometry 'none'" err
+    ;;
   size_column)
     # Rows of 4 x 64 x 4 = 1024 bytes: 4000 bytes are three of them per rank.
     run 0 "$perf" -t 2 -b 4000 -e 4000 "${small[@]}" --direction both
