@@ -174,6 +174,8 @@ cudaError_t failed(cudaError_t error) {
   return error;
 }
 
+std::atomic<int> madeEvents{0};
+
 std::mutex capturesMutex;
 std::vector<CUgraph_st*> captures;  // that are being recorded
 bool recording(CUgraph_st* graph) {
@@ -280,6 +282,9 @@ bool reaches(int device, const void* ptr) {
 
 int currentGpu() {
   return currentDevice;
+}
+int eventsMade() {
+  return madeEvents;
 }
 
 bool allocationOf(const void* ptr, unsigned long long* base, size_t* bytes) {
@@ -494,6 +499,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = new CUevent_st;
+  ++madeEvents;
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {

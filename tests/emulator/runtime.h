@@ -17,6 +17,8 @@ int enqueue(CUstream_st* stream, std::function<void()> work);
 int launch(CUstream_st* stream, std::function<void()> work);
 
 int currentGpu();
+// Made so far, in this process.
+int eventsMade();
 // Whether kernels of a GPU may use what lies there: its own memory, mapped pinned memory, what it was let in to.
 bool reaches(int device, const void* ptr);
 

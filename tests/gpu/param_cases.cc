@@ -3,6 +3,9 @@
 
 #include <numeric>
 
+#ifdef ULYSSES_EMULATED
+#include "emulator/runtime.h"
+#endif
 #include "gpu/support/device_ranks.h"
 #include "param/cast.h"
 #include "support/catch.h"
@@ -346,5 +349,36 @@ TEST_CASE("parameters on device memory: create and destroy leave memory and wind
         return "";
       }) == "");
 }
+
+#ifdef ULYSSES_EMULATED
+TEST_CASE("parameters on device memory: visits and updates make no events once some are there", "[gpu][params]") {
+  NEEDS_GPU;
+  CHECK(
+      onDevice(As::Threads, 2, [](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+        const Values v{4096, 2};
+        Shard shard(v.shard(rank, 0), Where::Device);
+        Params params;
+        int group = -1, before = 0;
+        EXPECT_OK(params.makeOne(comm, shard.data(), v.count, ulyssesBfloat16, &group));
+        for (int i = 0; i < 200; ++i) {
+          if (i == 10) {
+            EXPECT_RANK(finish(stream, meeting));
+            before = emulator::eventsMade();
+            meeting.wait();
+          }
+          void* p = nullptr;
+          EXPECT_OK(ulyssesParamPublish(params.handle, group, stream));
+          for (int visit = 0; visit < 3; ++visit) {
+            EXPECT_OK(ulyssesParamAcquire(params.handle, group, &p, stream));
+            EXPECT_OK(ulyssesParamRelease(params.handle, group, stream));
+          }
+        }
+        EXPECT_RANK(finish(stream, meeting));
+        EXPECT_RANK(emulator::eventsMade() == before);
+        meeting.wait();
+        return "";
+      }) == "");
+}
+#endif
 
 }  // namespace ulysses::testing
