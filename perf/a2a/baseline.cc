@@ -1,5 +1,7 @@
 #include "a2a/baseline.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -38,13 +40,13 @@ Status runBaseline(Run& run, const Geometry& geometry, int rounds) {
   std::optional<PermutedExchange> permuted, permutedNccl;
   std::unique_ptr<Nccl> nccl;
   Buffer permuteScratch;
+  if (run.device) ULYSSES_TRY(openNccl(run, &nccl));
   if (run.device && PermutedExchange::possible(n, geometry)) {
     ULYSSES_TRY(rank.agree(Buffer::allocate(permuteScratch, std::max(inBytes, outBytes), run.device)));
     const auto by = [&](std::optional<PermutedExchange>& way, PermutedExchange::Move move) {
       way.emplace(n, *run.device, geometry, in.data(), plain.data(), permuteScratch.data(), std::move(move));
     };
     if (!rank.severalProcesses()) by(permuted, copiesToPeers(rank, *run.device, {plain.data(), permuteScratch.data()}));
-    ULYSSES_TRY(openNccl(run, &nccl));
     if (nccl) {
       by(permutedNccl, [&nccl](const std::byte* from, std::byte* to, size_t planes, size_t bytes) {
         return nccl->allToAll(from, to, bytes, planes);
@@ -65,6 +67,15 @@ Status runBaseline(Run& run, const Geometry& geometry, int rounds) {
   OtherWay permutedWay(staged, [&] { return permuted->run(); });
   OtherWay permutedNcclWay(staged, [&] { return permutedNccl->run(); });
   OtherWay copy(staged, copyAll, nullptr, /*checked=*/false);
+  // The transfer without the layout change, which is the caller's then: a floor for NCCL.
+  const size_t part = inBytes / static_cast<size_t>(n) / 16 * 16;
+  OtherWay ncclAlone(
+      staged,
+      [&]() -> Status {
+        ULYSSES_TRY(nccl->allToAll(in.data(), plain.data(), part));
+        return run.device->finish();
+      },
+      nullptr, /*checked=*/false);
 
   std::vector<Way> ways{{"direct", true, &direct}, {"staged", true, &staged}};
   Buffer libWindow;
@@ -80,7 +91,11 @@ Status runBaseline(Run& run, const Geometry& geometry, int rounds) {
   }
   if (permuted) ways.push_back({"permute + copies", false, &permutedWay});
   if (permutedNccl) ways.push_back({"permute + ncclAlltoAll", false, &permutedNcclWay});
+  if (nccl) ways.push_back({"ncclAlltoAll alone", false, &ncclAlone});
   ways.push_back({"plain copy", false, &copy});
+  if (run.report)
+    run.report->line(fmt::format("# exchange batch {} seq {} heads {} headDim {}", geometry.batch, geometry.seq,
+                                 geometry.heads, geometry.headDim));
   return compareInTurns(run, ways, rounds);
 }
 

@@ -10,9 +10,8 @@ namespace ulysses::perf {
 
 // For one geometry: direct and staged, what the user would otherwise call, and a plain copy of the same bytes by all
 // ranks at once. On host memory that is MPI_Alltoallw and pack + MPI_Alltoall, both under mpirun only; on device memory
-// permute
-// + ncclAlltoAll, where NCCL takes the ranks, and permute + copies, where they are threads. (Of one plane at a time, so
-// that one permute is enough.) Every way is checked once, then all take turns for `rounds` rounds. Prints and records
+// permute + ncclAlltoAll and ncclAlltoAll alone, where NCCL takes the ranks, and permute + copies, where they are threads.
+// (Of one plane at a time, so that one permute is enough.) Every way is checked once, then all take turns for `rounds` rounds. Prints and records
 // medians, and medians of per-round ratios.
 Status runBaseline(Run& run, const Geometry& geometry, int rounds);
 

@@ -10,6 +10,12 @@
 namespace ulysses::perf {
 namespace {
 
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> names{""};
+  for (const char c : list) c == ',' ? void(names.emplace_back()) : names.back().push_back(c);
+  return names;
+}
+
 void addCount(CLI::App& app, const std::string& name, std::optional<size_t>& target, const std::string& text) {
   app.add_option(name, target, text)->check(CLI::Range(size_t{1}, size_t{1} << 40));
 }
@@ -22,9 +28,12 @@ void A2AOptions::addTo(CLI::App& app) {
   common.addBuffersTo(app);
   std::string names;
   for (const auto& row : namedGeometries()) names += (names.empty() ? "" : ", ") + row.name;
-  app.add_option("--shape", shape, "a model's geometry: " + names)->check([names](const std::string& name) {
-    return findGeometry(name) ? std::string() : "no geometry '" + name + "'; there are " + names;
-  });
+  app.add_option("--shape", shape, "a model's geometry, or several with commas between: " + names)
+      ->check([names](const std::string& list) {
+        for (const std::string& name : split(list))
+          if (!findGeometry(name)) return "no geometry '" + name + "'; there are " + names;
+        return std::string();
+      });
   addCount(app, "--batch", batch, "planes");
   addCount(app, "--seq", seq, "global sequence length");
   addCount(app, "--heads", heads, "global number of heads (default 40)");
@@ -62,8 +71,12 @@ Status A2AOptions::validate() {
   return {};
 }
 
-Geometry A2AOptions::base() const {
-  Geometry g = findGeometry(shape).value_or(Geometry());
+std::vector<std::string> A2AOptions::shapes() const {
+  return split(shape);
+}
+
+Geometry A2AOptions::base(const std::string& named) const {
+  Geometry g = findGeometry(named).value_or(Geometry());
   g.batch = batch.value_or(g.batch);
   g.seq = seq.value_or(g.seq);
   g.heads = heads.value_or(g.heads);
@@ -71,9 +84,9 @@ Geometry A2AOptions::base() const {
   return g;
 }
 
-std::vector<ulyssesDataType_t> A2AOptions::datatypes() const {
-  const auto named = findGeometry(shape);
-  if (named && common.datatype.empty()) return {named->dtype};
+std::vector<ulyssesDataType_t> A2AOptions::datatypes(const std::string& named) const {
+  const auto found = findGeometry(named);
+  if (found && common.datatype.empty()) return {found->dtype};
   return common.datatypes();
 }
 
@@ -84,20 +97,22 @@ std::vector<ulyssesDirection_t> A2AOptions::directions() const {
 
 std::vector<Geometry> A2AOptions::geometries(int nranks) const {
   std::vector<Geometry> result;
-  Geometry g = base();
-  for (const auto dtype : datatypes()) {
-    g.dtype = dtype;
-    std::vector<size_t> sequences{g.seq};
-    if (!sequenceFixed()) {
-      sequences = common.sizes();
-      const auto row = checkedProduct(g.batch, g.heads, g.headDim, elementBytes(dtype));
-      for (size_t& n : sequences) n = row ? n / *row * static_cast<size_t>(nranks) : 0;
-    }
-    for (const size_t n : sequences) {
-      g.seq = n;
-      for (const auto d : directions()) {
-        g.direction = d;
-        result.push_back(g);
+  for (const std::string& named : shapes()) {
+    Geometry g = base(named);
+    for (const auto dtype : datatypes(named)) {
+      g.dtype = dtype;
+      std::vector<size_t> sequences{base(named).seq};
+      if (!sequenceFixed()) {
+        sequences = common.sizes();
+        const auto row = checkedProduct(g.batch, g.heads, g.headDim, elementBytes(dtype));
+        for (size_t& n : sequences) n = row ? n / *row * static_cast<size_t>(nranks) : 0;
+      }
+      for (const size_t n : sequences) {
+        g.seq = n;
+        for (const auto d : directions()) {
+          g.direction = d;
+          result.push_back(g);
+        }
       }
     }
   }
@@ -123,7 +138,7 @@ Geometry A2AOptions::smallGeometry(int nranks) const {
   g.batch = batch.value_or(1);
   g.heads = heads.value_or(static_cast<size_t>(nranks));
   g.headDim = headDim.value_or(64);
-  g.dtype = common.datatype.empty() ? ulyssesBfloat16 : datatypes()[0];
+  g.dtype = common.datatype.empty() ? ulyssesBfloat16 : common.datatypes()[0];
   g.direction = directions()[0];
   const auto row = checkedProduct(g.batch, g.heads, g.headDim, elementBytes(g.dtype));
   const size_t rows = row ? smallBytes() / *row : 0;  // what does not fit is validate()'s to say
@@ -135,10 +150,12 @@ std::string A2AOptions::describe() const {
   if (latency || agreement) {
     return fmt::format("small exchange: {} bytes per rank, as near as whole rows come", smallBytes());
   }
-  const Geometry g = base();
   std::string text = shape.empty() ? "exchange:" : fmt::format("exchange {}:", shape);
-  text += fmt::format(" batch {} seq {} heads {} headDim {}", g.batch,
-                      sequenceFixed() ? std::to_string(g.seq) : "scaled", g.heads, g.headDim);
+  for (const std::string& named : shapes()) {
+    const Geometry g = base(named);
+    text += fmt::format(" batch {} seq {} heads {} headDim {}", g.batch,
+                        sequenceFixed() ? std::to_string(g.seq) : "scaled", g.heads, g.headDim);
+  }
   return text + fmt::format(" direction {} out {}", direction, common.out);
 }
 

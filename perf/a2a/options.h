@@ -12,7 +12,7 @@ namespace ulysses::perf {
 
 struct A2AOptions {
   CommonOptions common;
-  std::string shape;
+  std::string shape;  // or several, with commas between
   std::optional<size_t> batch, seq, heads, headDim;
   std::string direction = "scatter";
   bool baseline = false, latency = false, agreement = false;
@@ -32,8 +32,9 @@ struct A2AOptions {
 
  private:
   size_t smallBytes() const { return common.minBytes.value_or(1024); }
-  Geometry base() const;
-  std::vector<ulyssesDataType_t> datatypes() const;
+  std::vector<std::string> shapes() const;  // one "" where none is named
+  Geometry base(const std::string& named) const;
+  std::vector<ulyssesDataType_t> datatypes(const std::string& named) const;
   std::vector<ulyssesDirection_t> directions() const;
   bool sequenceFixed() const { return !common.sizesGiven() && (seq || !shape.empty()); }
 };

@@ -50,6 +50,7 @@ Status PermutedExchange::run() {
 }
 
 PermutedExchange::Move copiesToPeers(Rank& rank, Device& device, const std::vector<std::byte*>& targets) {
+  device.reachPeers();
   const auto all = rank.allgather(targets.data(), targets.size());
   return [&rank, &device, targets, all](const std::byte* from, std::byte* to, size_t planes, size_t bytes) {
     const size_t which = static_cast<size_t>(std::find(targets.begin(), targets.end(), to) - targets.begin());

@@ -52,7 +52,7 @@ class OtherWay final : public Collective {
 // Collective. NCCL for a run on device memory; null where it isn't to be had, which is said once, with the reason.
 Status openNccl(Run& run, std::unique_ptr<Nccl>* nccl);
 
-// Checks every way once, then times all in turns for `rounds` rounds. Prints and records medians, and of each of ours
+// Checks every way once (unless -c 0), then times all in turns for `rounds` rounds. Prints and records medians, and of each of ours
 // against each of the others the median of per-round ratios.
 Status compareInTurns(Run& run, const std::vector<Way>& ways, int rounds);
 

@@ -94,7 +94,10 @@ Status runRank(Rank& rank, const std::string& name, int argc, char** argv, Commo
   RankPlace place;
   place.pid = getpid();
   gethostname(place.host, sizeof(place.host) - 1);
-  if (device) device->name().copy(place.device, sizeof(place.device) - 1);
+  if (device) {
+    device->name().copy(place.device, sizeof(place.device) - 1);
+    place.number = device->number();
+  }
   const auto places = rank.allgather(place);
   const SizeRange sizes = subject.sizes(rank.count());
   if (report) report->header(places, subject.text, rank.launcher(), sizes);

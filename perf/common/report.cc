@@ -209,12 +209,12 @@ void Report::header(const std::vector<RankPlace>& ranks, const std::string& what
     const std::string where = ranks[r].device[0] ? "device memory" : "host memory";
     const std::string model = ranks[r].device[0] ? ranks[r].device : machine_.cpu;
     line(fmt::format("#  Rank {:2} Group {:2} Pid {:6} on {:>10} device {:2} [{}] {}", r, 0, ranks[r].pid, ranks[r].host,
-                     0, where, model));
+                     ranks[r].number, where, model));
     config["devices"].push_back({{"rank", r},
                                  {"group", 0},
                                  {"pid", ranks[r].pid},
                                  {"hostname", ranks[r].host},
-                                 {"device", 0},
+                                 {"device", ranks[r].number},
                                  {"device_hex", where},
                                  {"device_info", model}});
   }

@@ -20,6 +20,7 @@ struct RankPlace {
   int pid = 0;
   char host[64] = {};
   char device[64] = {};  // "": host memory
+  int number = 0;        // of the device
 };
 
 // Of the size column.

@@ -55,6 +55,11 @@ class CudaDevice final : public Device {
   }
 
   std::string name() const override { return properties_.name; }
+  int number() const override { return number_; }
+  void reachPeers() override {
+    for (int peer = 0; peer < deviceCount(); ++peer)  // the library may have been there before
+      if (peer != number_ && cudaDeviceEnablePeerAccess(peer, 0) != cudaSuccess) (void)cudaGetLastError();
+  }
   size_t cacheBytes() const override { return static_cast<size_t>(properties_.l2CacheSize); }
   size_t memoryBytes() const override {
     size_t free = 0, total = 0;
@@ -157,6 +162,10 @@ class CudaDevice final : public Device {
 
 std::string Device::whyNone() {
   return deviceCount() > 0 ? "" : "there is no GPU";
+}
+
+int Device::count() {
+  return deviceCount();
 }
 
 Result<std::unique_ptr<Device>> Device::open(int rank) {

@@ -24,11 +24,15 @@ class Device {
  public:
   // Why device memory can't be had; "" where it can.
   static std::string whyNone();
+  static int count();  // of GPUs
   // The GPU for a rank of this host, made current for its thread: they are dealt in turn.
   static Result<std::unique_ptr<Device>> open(int rank);
   virtual ~Device() = default;
 
   virtual std::string name() const = 0;
+  virtual int number() const = 0;
+  // Lets copies here go straight to and from the other GPUs of this process, where they can.
+  virtual void reachPeers() = 0;
   virtual size_t cacheBytes() const = 0;   // of its L2
   virtual size_t memoryBytes() const = 0;  // free now
   virtual ulyssesStream_t stream() const = 0;

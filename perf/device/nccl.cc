@@ -1,6 +1,9 @@
 #include "device/nccl.h"
 
+#include <algorithm>
 #include <optional>
+
+#include "topology/library.h"
 
 namespace ulysses::perf {
 
@@ -15,6 +18,42 @@ Result<std::unique_ptr<Nccl>> Nccl::open(Rank& rank, Device& device, int ranksPe
   ULYSSES_TRY(rank.agree(
       nccl->status(library->ncclCommInitRank(&nccl->comm_, rank.count(), id, rank.id()), "ncclCommInitRank")));
   return nccl;
+}
+
+std::unique_ptr<NcclWindow> Nccl::window(Rank& rank, size_t bytes) {
+  constexpr int kSymmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
+  using Handle = struct ncclWindow_vidmem*;
+  using Result = NcclLibrary::Result;
+  Result (*allocate)(void**, size_t) = nullptr;
+  Result (*release)(void*) = nullptr;
+  Result (*enter)(ncclComm*, void*, size_t, Handle*, int) = nullptr;
+  Result (*leave)(ncclComm*, Handle) = nullptr;
+  void* const loaded = openLibrary({"libnccl.so.2"});
+  lookUp(loaded, "ncclMemAlloc", allocate);
+  lookUp(loaded, "ncclMemFree", release);
+  lookUp(loaded, "ncclCommWindowRegister", enter);
+  lookUp(loaded, "ncclCommWindowDeregister", leave);
+  const auto everywhere = [&](bool good) {
+    const auto all = rank.allgather(int{good});
+    return std::find(all.begin(), all.end(), 0) == all.end();
+  };
+  void* data = nullptr;
+  Handle handle = nullptr;
+  const bool known = allocate && release && enter && leave;
+  if (!everywhere(known && allocate(&data, bytes) == 0)) {
+    if (data != nullptr) release(data);
+    return nullptr;
+  }
+  // What is registered may be declined without an error: no handle then.
+  if (!everywhere(enter(comm_, data, bytes, &handle, kSymmetric) == 0 && handle != nullptr)) {
+    if (handle != nullptr) leave(comm_, handle);
+    release(data);
+    return nullptr;
+  }
+  return std::make_unique<NcclWindow>(static_cast<std::byte*>(data), [=, comm = comm_] {
+    leave(comm, handle);
+    release(data);
+  });
 }
 
 Nccl::~Nccl() {

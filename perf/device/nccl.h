@@ -1,14 +1,30 @@
 // NCCL's own collectives, for the comparisons on device memory. Loaded at run time.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "common/ranks.h"
 #include "device/device.h"
 #include "topology/nccl_library.h"
 
 namespace ulysses::perf {
+
+// Memory of NCCL's own in a window of its communicator, which goes before the communicator does.
+class NcclWindow {
+ public:
+  NcclWindow(std::byte* data, std::function<void()> release) : data_(data), release_(std::move(release)) {}
+  ~NcclWindow() { release_(); }
+  NcclWindow(const NcclWindow&) = delete;
+  NcclWindow& operator=(const NcclWindow&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* const data_;
+  const std::function<void()> release_;
+};
 
 class Nccl {
  public:
@@ -17,6 +33,9 @@ class Nccl {
   ~Nccl();
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;
+
+  // Collective. Null on all ranks where this version has no windows, or refuses one.
+  std::unique_ptr<NcclWindow> window(Rank& rank, size_t bytes);
 
   std::string version() const { return ncclVersionText(library_.version); }
 

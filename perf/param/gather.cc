@@ -100,6 +100,12 @@ Status compare(Run& run, size_t bytes, ulyssesDataType_t dtype, int rounds) {
   std::unique_ptr<Nccl> nccl;
   if (run.device) ULYSSES_TRY(openNccl(run, &nccl));
   OtherWay ncclWay(toPlain, [&] { return nccl->allGather(one->shard(), plain.data(), share); });
+  std::unique_ptr<NcclWindow> sent, received;
+  if (nccl) sent = nccl->window(run.rank, std::max<size_t>(share, 1));
+  if (sent) received = nccl->window(run.rank, all);
+  FlatCollective toNcclWindow(FlatKind::AllGather, one->count(), dtype, run.rank.count(), run.rank.id(), run.comm,
+                              sent ? sent->data() : nullptr, received ? received->data() : nullptr);
+  OtherWay ncclWindows(toNcclWindow, [&] { return nccl->allGather(sent->data(), received->data(), share); });
   std::vector<Way> ways{{"parameter gather", true, one.get()}};
   std::unique_ptr<ParamGather> lib;
   if (run.lib) {
@@ -108,6 +114,7 @@ Status compare(Run& run, size_t bytes, ulyssesDataType_t dtype, int rounds) {
   }
   if (run.rank.isMpiProcess() && !run.device) ways.push_back({"MPI_Allgather", false, &mpi});
   if (nccl) ways.push_back({"ncclAllGather", false, &ncclWay});
+  if (received) ways.push_back({"ncclAllGather, windows", false, &ncclWindows});
   ways.push_back({"plain copy", false, &copy});
   return compareInTurns(run, ways, rounds);
 }

@@ -166,6 +166,13 @@ CHECK
     run nonzero "$perf" "${small[@]}" -b 4K -e 4K --expect-ranks 4
     has "--expect-ranks 4" err
     ;;
+  shapes)
+    run 0 "$perf" -t 2 -b 64K -e 64K --shape flux1-1024,cogvideox-5b -n 1 --direction both
+    [[ $(field 1 | xargs) == "61440 61440 61440 61440" && $(field 3 | sort -u) == bfloat16 ]] || fail "$(field 1) $(field 3)"
+    has "exchange flux1-1024,cogvideox-5b: batch 1 seq scaled heads 24 headDim 128 batch 1 seq scaled heads 48 headDim 64"
+    run nonzero "$perf" -t 2 --shape flux1-1024,none
+    has "no geometry 'none'" err
+    ;;
   size_column)
     # Rows of 4 x 64 x 4 = 1024 bytes: 4000 bytes are three of them per rank.
     run 0 "$perf" -t 2 -b 4000 -e 4000 "${small[@]}" --direction both
@@ -358,6 +365,30 @@ CHECK
     has "# A hit: Acquire"
     run 0 "$flat/param_gather_perf" -t 2 -b 64K -e 64K -n 1 -d half --baseline --rounds 2
     has "parameter gather against plain copy"
+    ;;
+  peer_copies)
+    run 0 "$flat/peer_copy_perf" -t 3 -b 64K -e 1M -f 16 -n 2 -J "$work/json"
+    [[ $(rows) == 22 && $(field 9 | sort -u) == 0 ]] || fail "$(rows) rows, #wrong is $(field 9)"
+    has "# GB/s of 65536 bytes, a pair at a time, from row to column"
+    valid_json "$work/json"
+    python3 - "$work/json" <<'PYTHON' || fail "not the pairs' JSON"
+import json, sys
+run = json.load(open(sys.argv[1]))
+assert [p["size"] for p in run["pairs"]] == [65536, 1048576]
+assert all(len(row) == 3 and all(x > 0 for x in row) for p in run["pairs"] for row in p["gb_per_s"])
+assert [r["variant"] for r in run["results"]][:11] == ["0>0", "0>1", "0>2", "1>0", "1>1", "1>2", "2>0", "2>1", "2>2", "next", "all"]
+assert run["results"][0]["size"] == 65536
+assert run["results"][10]["size"] == 65520  # whole elements for everyone
+PYTHON
+    run 0 "$flat/peer_copy_perf" -n 1 -b 4K -e 4K
+    [[ $(rows) == 1 ]] || fail "$(rows) rows for one rank"
+    ULYSSES_TEST_CORRUPT_RANK=2 run nonzero "$damaged_flat/peer_copy_perf_damaged" -t 3 -b 4K -e 4K -n 1
+    [[ $code == 1 && $(field 9 | sort -n | tail -1) == 1 ]] || fail "exit code $code, #wrong is $(field 9)"
+    for refused in "--lib $library" "-d half" "-N 0"; do
+      # shellcheck disable=SC2086
+      run nonzero "$flat/peer_copy_perf" -t 2 $refused
+      [[ $(grep -c "^peer_copy_perf: ${refused%% *}" "$work/err") == 1 ]] || fail "not one message about $refused"
+    done
     ;;
   mpi_lib)
     cp "$library" "$work/libother.so"

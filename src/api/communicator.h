@@ -128,6 +128,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   OnDevice* heldFor(const Call& call);
   Status launchMessages(NcclTransport::Prepared& prepared, const Call& call);
   Status moveByNccl(const Call& call, OnDevice& held, const std::string& reason, Deadline deadline);
+  // "" where they are fused; `contracts` are of all ranks.
+  std::string whyNotFused(const Judgement& judgement, std::span<const Contract* const> contracts) const;
   std::string ncclRefusal() const;  // "" where NCCL can be the fallback; the same on all ranks
   // Collective: why a plan made now will not be fused, the same on all ranks; "" where it will.
   Status agreeWhyNotFused(std::string* reason, bool* fusedOnly, Deadline deadline);

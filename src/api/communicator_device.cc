@@ -34,6 +34,12 @@ bool endsCommunicator(const Status& status) {
   return status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError;
 }
 
+// Whether all that keeps any rank from the fused path is that there are no windows, of which all know why.
+bool lackWindowsAlone(std::span<const Contract* const> contracts) {
+  return std::all_of(contracts.begin(), contracts.end(),
+                     [](const Contract* c) { return (c->ineligible & ~kNoWindows) == 0; });
+}
+
 Status noFallback(const std::string& reason, const std::string& refusal) {
   return Status(ulyssesNotSupported,
                 formatText("not fused ({}), and this communicator has no fallback ({})", reason, refusal));
@@ -168,7 +174,7 @@ Status Communicator::performOnDevice(const Call& call) {
   if (!judgement.status.ok()) return judgement.status;
   // A rank may have forgotten what another still holds: then all make it anew.
   const bool ready = allPrepared(contracts_, kPreparedFused);
-  std::string reason = !judgement.fused ? judgement.reason : transport_ ? "" : noWindows_;
+  std::string reason = whyNotFused(judgement, contracts_);
   const auto refusal = [&] { return anyPlainOutput(contracts_) ? transport_->infoOf(*held->fused).refusal : ""; };
   if (reason.empty() && ready) reason = refusal();
   ULYSSES_TRY(judgeCapture(contracts_, reason.empty() ? kPreparedFused : kPreparedFallback));
@@ -185,6 +191,11 @@ Status Communicator::performOnDevice(const Call& call) {
   ULYSSES_TRY(transport_->launch(*held->fused, true, call.in, call.out, call.stream, contracts_));
   noteCall(true, transport_->lastPath(), "");
   return waitInGroup(call.stream);
+}
+
+std::string Communicator::whyNotFused(const Judgement& judgement, std::span<const Contract* const> contracts) const {
+  if (!judgement.fused && (noWindows_.empty() || !lackWindowsAlone(contracts))) return judgement.reason;
+  return transport_ ? "" : noWindows_;
 }
 
 std::string Communicator::ncclRefusal() const {
@@ -230,7 +241,7 @@ Status Communicator::agreeWhyNotFused(std::string* reason, bool* fusedOnly, Dead
     *fusedOnly = *fusedOnly || wishes[r].fusedOnly != 0;
   }
   const Judgement judgement = judge(pointers);
-  *reason = !judgement.fused ? judgement.reason : transport_ ? "" : noWindows_;
+  *reason = whyNotFused(judgement, pointers);
   return {};
 }
 

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <array>
+#include <mutex>
+#include <utility>
 
 #include "base/checked.h"
 #include "base/cuda_support.h"
@@ -16,14 +18,57 @@
 
 namespace ulysses {
 
+namespace {
+
+// Events of one device that no moment has. What waits for an event's record goes on waiting for that one when the event is
+// recorded anew.
+class IdleEvents {
+ public:
+  ~IdleEvents() {
+    for (const cudaEvent_t event : idle_)
+      if (cudaEventDestroy(event) != cudaSuccess) (void)cudaGetLastError();
+  }
+
+  Result<cudaEvent_t> take() {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      const cudaEvent_t event = idle_.back();
+      idle_.pop_back();
+      return event;
+    }
+    idle_.reserve(made_ + 1);  // so that giving back never fails
+    cudaEvent_t event = nullptr;
+    ULYSSES_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    ++made_;
+    return event;
+  }
+  void giveBack(cudaEvent_t event) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(event);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<cudaEvent_t> idle_;
+  size_t made_ = 0;
+};
+
+}  // namespace
+
 class DeviceShards::Moment {
  public:
-  cudaEvent_t event = nullptr;
-  cudaStream_t stream = nullptr;
+  Moment(std::shared_ptr<IdleEvents> idle, cudaEvent_t of, cudaStream_t on)
+      : event(of), stream(on), idle_(std::move(idle)) {}
+  ~Moment() { idle_->giveBack(event); }
+  Moment(const Moment&) = delete;
+  Moment& operator=(const Moment&) = delete;
+
+  const cudaEvent_t event;
+  const cudaStream_t stream;
   bool known = false;  // to be over
-  ~Moment() {
-    if (event != nullptr && cudaEventDestroy(event) != cudaSuccess) (void)cudaGetLastError();
-  }
+
+ private:
+  const std::shared_ptr<IdleEvents> idle_;  // moments may outlive who marked them
 };
 
 namespace {
@@ -53,10 +98,9 @@ class CudaShards final : public DeviceShards {
     const LaunchGuard guard(device_);
     ULYSSES_TRY(guard.status());
     if (isCapturing(stream)) return MomentRef();
-    auto moment = std::make_shared<Moment>();
-    ULYSSES_CUDA(cudaEventCreateWithFlags(&moment->event, cudaEventDisableTiming));
-    ULYSSES_CUDA(cudaEventRecord(moment->event, stream));
-    moment->stream = stream;
+    ULYSSES_ASSIGN(const cudaEvent_t event, idle_->take());
+    auto moment = std::make_shared<Moment>(idle_, event, stream);
+    ULYSSES_CUDA(cudaEventRecord(event, stream));
     return moment;
   }
 
@@ -174,6 +218,7 @@ class CudaShards final : public DeviceShards {
   }
 
   const int device_;
+  const std::shared_ptr<IdleEvents> idle_ = std::make_shared<IdleEvents>();
   cudaStream_t prefetch_ = nullptr;
   std::vector<std::vector<Shard>> groups_;
   std::array<Half, 2> halves_;

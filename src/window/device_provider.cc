@@ -46,7 +46,16 @@ class DeviceProvider final : public WindowProvider {
     std::shared_ptr<DeviceMemory> mine;
     Status status = hooks::injectedFailure(hooks::Stage::Allocate);
     if (status.ok() && bytes > 0) status = make(&mine);
-    ULYSSES_TRY(agreeStage(channel, status, deadline));
+    std::vector<WindowPart> opened;
+    // Undone on all ranks before any goes on: unmapping may wait for kernels, and those of the fallback for all ranks.
+    const auto undone = [&](Status failed) {
+      opened.clear();
+      mine.reset();
+      (void)agreeStage(channel, {}, deadline);
+      return failed;
+    };
+    status = agreeStage(channel, status, deadline);
+    if (!status.ok()) return undone(std::move(status));
 
     Announcement hello;
     hello.bytes = bytes;
@@ -58,12 +67,12 @@ class DeviceProvider final : public WindowProvider {
     std::vector<std::vector<UniqueFd>> fds;
     const int fd = mine ? mine->fd() : -1;
     ULYSSES_TRY(channel.allgatherFds(std::span(&fd, fd >= 0 ? 1 : 0), fds, deadline));
-    std::vector<WindowPart> opened;
     status = hooks::injectedFailure(hooks::Stage::Open);
     if (status.ok()) status = openAll(channel.rank(), mine, hellos, fds, opened);
 
     // After this stage no rank makes a call that could wait for a kernel, and kernels may be launched again.
-    ULYSSES_TRY(agreeStage(channel, status, deadline));
+    status = agreeStage(channel, status, deadline);
+    if (!status.ok()) return undone(std::move(status));
     parts = std::move(opened);
     return {};
   }

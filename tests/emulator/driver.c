@@ -1,28 +1,26 @@
-/* libcuda's few functions that the topology asks, for ULYSSES_EMULATED_GPUS (1) GPUs. */
+/* libcuda's few functions that the topology asks. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "gpus.h"
+
+enum { kNoDevice = 100, kInvalidDevice = 101 };
 
 typedef struct {
   unsigned char bytes[16];
 } Uuid;
 
-static int devices(void) {
-  const char* text = getenv("ULYSSES_EMULATED_GPUS");
-  return text != NULL ? atoi(text) : 1;
-}
-
 int cuInit(unsigned flags) {
   (void)flags;
-  return 0;
+  return emulatedVisible() > 0 ? 0 : kNoDevice;
 }
 int cuDeviceGetCount(int* count) {
-  *count = devices();
+  *count = emulatedVisible();
   return 0;
 }
 int cuDeviceGet(int* device, int ordinal) {
   *device = ordinal;
-  return ordinal < devices() ? 0 : 101;
+  return emulatedGpu(ordinal) >= 0 ? 0 : kInvalidDevice;
 }
 int cuDeviceGetName(char* name, int length, int device) {
   (void)device;
@@ -31,7 +29,7 @@ int cuDeviceGetName(char* name, int length, int device) {
 }
 int cuDeviceGetUuid_v2(Uuid* uuid, int device) {
   memset(uuid, 0xe0, sizeof *uuid);
-  uuid->bytes[15] = (unsigned char)device;
+  uuid->bytes[15] = (unsigned char)emulatedGpu(device);
   return 0;
 }
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
@@ -40,7 +38,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
   return 0;
 }
 int cuDeviceGetPCIBusId(char* id, int length, int device) {
-  snprintf(id, (size_t)length, "0000:%02x:00.0", 1 + device);
+  snprintf(id, (size_t)length, "0000:%02x:00.0", 1 + emulatedGpu(device));
   return 0;
 }
 int cuDeviceCanAccessPeer(int* can, int device, int peer) {

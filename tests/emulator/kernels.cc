@@ -2,6 +2,8 @@
 // with one thread in place of all CTAs, which goes from one to another.
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "device/staging_copy.h"
 #include "emulator/runtime.h"
 #include "gpu/support/pattern.h"
+#include "gpu/support/stale.h"
 
 namespace ulysses::device {
 namespace {
@@ -60,6 +63,16 @@ bool loadLine(const Line* line, uint32_t epoch, uint64_t& payload) {
 
 const WorkTable kNoTable{};
 
+// What a kernel is about to use. A GPU ends the process, too, but does not say so well what it was.
+void expectReached(int gpu, const void* ptr, const char* what) {
+  if (emulator::reaches(gpu, ptr)) return;
+  std::fprintf(stderr, "emulated GPU %d: %s at %p can't be reached\n", gpu, what, ptr);
+  std::abort();
+}
+void expectReached(int gpu, uint64_t address, const char* what) {
+  expectReached(gpu, reinterpret_cast<const void*>(address), what);
+}
+
 // Spins until arrived(); false when the host aborts.
 template <class Arrived>
 bool await(const Channel& channel, const Arrived& arrived) {
@@ -78,12 +91,18 @@ void reportError(const Channel& channel, uint32_t epoch, KernelError error, int 
 
 class Launch {
  public:
-  explicit Launch(const Exchange& exchange)
+  Launch(const Exchange& exchange, int gpu)
       : x(exchange),
+        gpu(gpu),
         table(exchange.table != nullptr ? *exchange.table : kNoTable),
         blocks(table.blocks()),
         rank(x.channel.rank),
-        nranks(x.channel.nranks) {}
+        nranks(x.channel.nranks) {
+    for (int p = 0; p < nranks; ++p) expectReached(gpu, x.channel.flags[p], "flags");
+    expectReached(gpu, x.channel.epoch, "the epoch");
+    expectReached(gpu, x.channel.host, "the host's words");
+    if (exchange.table != nullptr) expectReached(gpu, exchange.table, "the table");
+  }
 
   // Entry alone, of a launch whose bytes copy engines move.
   void enter(uint64_t made) {
@@ -146,6 +165,7 @@ class Launch {
         if (i == 0) staged[p] = location == kPlain;
         if (p != rank && location != kPlain)
           out[p][i] = x.channel.windows[windowOf(location)].base[p] + offsetOf(location);
+        if (p != rank && location != kPlain && table.send[p].bytes != 0) expectReached(gpu, out[p][i], "an output");
       }
     }
     if (agreed) return true;
@@ -198,6 +218,7 @@ class Launch {
     std::vector<Job> jobs;
     for (int p = 0; p < nranks; ++p) {
       if (p == rank) continue;
+      if (staged[p] && table.send[p].bytes != 0) expectReached(gpu, x.channel.staging[p], "staging");
       for (uint32_t cta = 0; cta < x.ctas; ++cta) {
         if (staged[rank])
           jobs.push_back({p, cta, 0, chunksOf(table.recv[p].bytes, x.tileBytes, cta, x.ctas), false, false});
@@ -254,6 +275,7 @@ class Launch {
   }
 
   const Exchange& x;
+  const int gpu;
   const WorkTable& table;
   const Block* blocks;
   const int rank, nranks;
@@ -273,27 +295,28 @@ int residentCtas(int* ctas) {
   return 0;
 }
 int launchExchange(const Exchange& exchange, CUstream_st* stream) {
-  return emulator::enqueue(stream, [exchange] { Launch(exchange).run(false); });
+  return emulator::launch(stream, [exchange, gpu = emulator::currentGpu()] { Launch(exchange, gpu).run(false); });
 }
 int launchSmallExchange(const Exchange& exchange, CUstream_st* stream) {
-  return emulator::enqueue(stream, [exchange] { Launch(exchange).run(true); });
+  return emulator::launch(stream, [exchange, gpu = emulator::currentGpu()] { Launch(exchange, gpu).run(true); });
 }
 
 int loadFlagKernels() {
   return 0;
 }
 int launchEntry(const Exchange& x, uint64_t contract, CUstream_st* stream) {
-  return emulator::enqueue(stream, [x, contract] { Launch(x).enter(contract); });
+  return emulator::launch(stream, [x, contract, gpu = emulator::currentGpu()] { Launch(x, gpu).enter(contract); });
 }
 int launchRaise(const Channel& channel, Flag flag, int peer, uint32_t count, CUstream_st* stream) {
-  return emulator::enqueue(stream, [=] {
+  return emulator::launch(stream, [=, gpu = emulator::currentGpu()] {
+    expectReached(gpu, channel.flags[peer], "a peer's flags");
     auto* flags = reinterpret_cast<Flags*>(channel.flags[peer]);
     store(flag == Flag::Landed ? &flags->landed[channel.rank][0] : &flags->credit[channel.rank][0],
           flagValue(channel.epoch->value, count));
   });
 }
 int launchAwait(const Channel& channel, Flag flag, int peer, uint32_t count, CUstream_st* stream) {
-  return emulator::enqueue(stream, [=] {
+  return emulator::launch(stream, [=] {
     auto* flags = reinterpret_cast<Flags*>(channel.flags[channel.rank]);
     const uint32_t epoch = channel.epoch->value;
     for (int from = 0; from < channel.nranks; ++from) {
@@ -310,7 +333,7 @@ int loadStagingCopy() {
 }
 int launchStagingCopy(const StagedCopy& copy, CUstream_st* stream) {
   if (copy.count == 0) return 0;
-  return emulator::enqueue(stream, [copy] {
+  return emulator::launch(stream, [copy] {
     for (uint32_t part = 0; part < copy.count; ++part)
       for (uint32_t cta = 0; cta < copy.ctas; ++cta)
         copyStaged<4, PlainMemory>(copy, copy.parts[part], copy.in, copy.out, cta, 0, 1);
@@ -321,7 +344,7 @@ int loadCast() {
   return 0;
 }
 int launchCast(const void* in, void* out, size_t count, bool toBfloat16, CUstream_st* stream) {
-  return emulator::enqueue(stream, [=] {
+  return emulator::launch(stream, [=] {
     for (size_t i = 0; i < count; ++i) {
       const uint32_t bits = static_cast<const uint32_t*>(in)[i];
       static_cast<uint16_t*>(out)[i] = toBfloat16 ? bfloat16Of(bits) : float16Of(bits);
@@ -345,17 +368,28 @@ void forEachUnit(const PlanePart& part, uint64_t seed, const Visit& visit) {
 }  // namespace
 
 void fill(void* data, const PlanePart& part, uint64_t seed, cudaStream_t stream) {
-  emulator::enqueue(stream, [=] {
+  emulator::launch(stream, [=] {
     auto* words = static_cast<uint64_t*>(data);
     forEachUnit(part, seed, [&](uint64_t i, uint64_t mixed) { words[2 * i] = mixed, words[2 * i + 1] = ~mixed; });
   });
 }
 void countWrong(const void* data, const PlanePart& part, uint64_t seed, unsigned long long* wrong,
                 cudaStream_t stream) {
-  emulator::enqueue(stream, [=] {
+  emulator::launch(stream, [=] {
     const auto* words = static_cast<const uint64_t*>(data);
     forEachUnit(part, seed,
                 [&](uint64_t i, uint64_t mixed) { *wrong += words[2 * i] != mixed || words[2 * i + 1] != ~mixed; });
+  });
+}
+
+void countStale(const device::Channel& channel, int peer, const uint32_t* data, uint64_t words, uint32_t expected,
+                unsigned long long* stale, cudaStream_t stream) {
+  emulator::launch(stream, [=] {
+    const auto* flags = reinterpret_cast<const device::Flags*>(channel.flags[channel.rank]);
+    const uint64_t value = device::flagValue(channel.epoch->value, device::kAllLanded);
+    *stale += device::await(channel, [&] { return device::reached(&flags->landed[peer][0], value); }) ? 0 : 1;
+    // From the end, where a copy that is still under way has not been.
+    for (uint64_t i = words; i-- > 0;) *stale += std::atomic_ref(const_cast<uint32_t&>(data[i])).load() != expected;
   });
 }
 

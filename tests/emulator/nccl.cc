@@ -89,6 +89,11 @@ void enqueue(CUstream_st* stream, std::function<void()> work) {
   give(stream, &work);
 }
 
+int currentDevice() {
+  static const auto give = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "ulyssesEmulatorDevice"));
+  return give();
+}
+
 bool advance(ncclComm& comm, Part& p) {
   Box& box = p.sending ? comm.shared->boxes[comm.rank][p.peer] : comm.shared->boxes[p.peer][comm.rank];
   const size_t n = std::min(kBox, p.bytes - p.done);
@@ -172,7 +177,7 @@ int ncclCommInitRank(ncclComm** comm, int nranks, UniqueId id, int rank) {
   auto c = std::make_shared<ncclComm>();
   c->rank = rank;
   c->nranks = nranks;
-  c->device = 0;
+  c->device = currentDevice();
   c->shared = static_cast<Shared*>(memory);
   ++c->shared->joined;
   while (c->shared->joined < nranks) std::this_thread::sleep_for(std::chrono::microseconds(100));

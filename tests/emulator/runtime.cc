@@ -16,9 +16,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "emulator/gpus.h"
 
 using Work = std::function<void()>;
 
@@ -42,11 +45,13 @@ struct EventState {
 
 // The thread of a stream, which may outlive the stream's handle.
 struct Queue {
+  const int device;
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Work> work;
   bool busy = false, closed = false;
 
+  explicit Queue(int on) : device(on) {}
   void push(Work w) {
     const std::lock_guard lock(mutex);
     work.push_back(std::move(w));
@@ -78,13 +83,16 @@ struct Queue {
   }
 };
 
+thread_local int currentDevice = 0;
+
 }  // namespace
 
 struct CUstream_st {
-  std::shared_ptr<Queue> queue = std::make_shared<Queue>();
+  const int device;
+  std::shared_ptr<Queue> queue = std::make_shared<Queue>(device);
   CUgraph_st* graph = nullptr;  // that it records
   bool origin = false;          // of that capture
-  CUstream_st() {
+  explicit CUstream_st(int on) : device(on) {
     std::thread([q = queue] { q->run(); }).detach();
   }
   ~CUstream_st() {
@@ -94,6 +102,7 @@ struct CUstream_st {
   }
 };
 struct CUevent_st {
+  const int device = currentDevice;
   std::shared_ptr<EventState> state = std::make_shared<EventState>();
 };
 
@@ -112,10 +121,15 @@ constexpr size_t kTotal = size_t{16} << 30;
 struct Process {
   std::mutex mutex;
   std::map<uintptr_t, Allocation> memory;
-  std::map<uintptr_t, size_t> opened;
+  struct Opened {
+    size_t bytes;
+    int device;  // that it was opened for
+  };
+  std::map<uintptr_t, Opened> opened;
   std::vector<std::weak_ptr<Queue>> queues;
-  std::atomic<size_t> used{0};
-  CUstream_st* null = nullptr;
+  std::atomic<size_t> used[kMostEmulatedGpus]{};
+  CUstream_st* null[kMostEmulatedGpus] = {};
+  std::set<std::pair<int, int>> peers;  // whose memory the first may use
 
   static Process& instance() {
     static Process* process = new Process;  // streams' threads may run until the end
@@ -124,19 +138,20 @@ struct Process {
   CUstream_st* stream(cudaStream_t stream) {
     if (stream != nullptr) return stream;
     const std::lock_guard lock(mutex);
-    if (null == nullptr) {
-      null = new CUstream_st;
-      queues.push_back(null->queue);
+    CUstream_st*& own = null[currentDevice];
+    if (own == nullptr) {
+      own = new CUstream_st(currentDevice);
+      queues.push_back(own->queue);
     }
-    return null;
+    return own;
   }
   // As cudaFree and its like: the whole device comes to rest.
-  void rest() {
+  void rest(int device) {
     std::vector<std::shared_ptr<Queue>> all;
     {
       const std::lock_guard lock(mutex);
       for (const auto& weak : queues)
-        if (auto queue = weak.lock()) all.push_back(std::move(queue));
+        if (auto queue = weak.lock(); queue && queue->device == device) all.push_back(std::move(queue));
     }
     for (const auto& queue : all) queue->wait();
   }
@@ -152,7 +167,6 @@ struct Process {
   }
 };
 
-thread_local int currentDevice = 0;
 thread_local cudaError_t lastError = cudaSuccess;
 
 cudaError_t failed(cudaError_t error) {
@@ -160,10 +174,7 @@ cudaError_t failed(cudaError_t error) {
   return error;
 }
 
-int devices() {
-  const char* text = std::getenv("ULYSSES_EMULATED_GPUS");
-  return text != nullptr ? std::atoi(text) : 1;
-}
+std::atomic<int> madeEvents{0};
 
 std::mutex capturesMutex;
 std::vector<CUgraph_st*> captures;  // that are being recorded
@@ -196,7 +207,7 @@ cudaError_t allocate(void** ptr, size_t bytes, Kind kind) {
   OUTSIDE_CAPTURES;
   if (bytes == 0) return cudaSuccess;
   Process& process = Process::instance();
-  if (bytes > kTotal || process.used + bytes > kTotal) return failed(cudaErrorMemoryAllocation);
+  if (bytes > kTotal || process.used[currentDevice] + bytes > kTotal) return failed(cudaErrorMemoryAllocation);
   Allocation a{bytes, (bytes + 4095) / 4096 * 4096, kind, currentDevice, -1};
   if (kind == Kind::Device && bytes >= kShared) {
     a.fd = memfd_create("emulated", MFD_CLOEXEC);
@@ -207,7 +218,7 @@ cudaError_t allocate(void** ptr, size_t bytes, Kind kind) {
   if (memory == MAP_FAILED) return failed(cudaErrorMemoryAllocation);
   const std::lock_guard lock(process.mutex);
   process.memory[reinterpret_cast<uintptr_t>(memory)] = a;
-  process.used += bytes;
+  process.used[a.device] += bytes;
   *ptr = memory;
   return cudaSuccess;
 }
@@ -216,13 +227,15 @@ cudaError_t release(void* ptr) {
   if (ptr == nullptr) return cudaSuccess;
   OUTSIDE_CAPTURES;
   Process& process = Process::instance();
-  process.rest();
+  const Allocation* a = process.find(ptr);
+  if (a == nullptr) return failed(cudaErrorInvalidValue);
+  process.rest(a->device);
   const std::lock_guard lock(process.mutex);
   const auto found = process.memory.find(reinterpret_cast<uintptr_t>(ptr));
   if (found == process.memory.end()) return failed(cudaErrorInvalidValue);
   munmap(ptr, found->second.mapped);
   if (found->second.fd >= 0) close(found->second.fd);
-  process.used -= found->second.bytes;
+  process.used[found->second.device] -= found->second.bytes;
   process.memory.erase(found);
   return cudaSuccess;
 }
@@ -246,6 +259,34 @@ int enqueue(CUstream_st* stream, Work work) {
   return cudaSuccess;
 }
 
+int launch(CUstream_st* stream, Work work) {
+  if (Process::instance().stream(stream)->device != currentDevice) return failed(cudaErrorInvalidResourceHandle);
+  return enqueue(stream, std::move(work));
+}
+
+bool reaches(int device, const void* ptr) {
+  bool all = false;
+  if (letsIn(ptr, device, &all)) return all;
+  Process& process = Process::instance();
+  const Allocation* a = process.find(ptr);
+  const auto address = reinterpret_cast<uintptr_t>(ptr);
+  const std::lock_guard lock(process.mutex);
+  if (a != nullptr)
+    return a->device == device || a->kind == Kind::Pinned || a->kind == Kind::Managed ||
+           process.peers.count({device, a->device}) != 0;
+  auto at = process.opened.upper_bound(address);
+  if (at == process.opened.begin()) return false;
+  --at;
+  return address < at->first + at->second.bytes && at->second.device == device;
+}
+
+int currentGpu() {
+  return currentDevice;
+}
+int eventsMade() {
+  return madeEvents;
+}
+
 bool allocationOf(const void* ptr, unsigned long long* base, size_t* bytes) {
   uintptr_t start = 0;
   const Allocation* a = Process::instance().find(ptr, &start);
@@ -262,6 +303,9 @@ using ulysses::emulator::enqueue;
 // For emulated libraries (nccl.cc), which are loaded at run time.
 extern "C" __attribute__((visibility("default"))) void ulyssesEmulatorEnqueue(CUstream_st* stream, Work* work) {
   enqueue(stream, std::move(*work));
+}
+extern "C" __attribute__((visibility("default"))) int ulyssesEmulatorDevice() {
+  return ulysses::emulator::currentGpu();
 }
 
 extern "C" {
@@ -293,7 +337,7 @@ cudaError_t cudaPeekAtLastError() {
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = devices();
+  *count = emulatedVisible();
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
@@ -301,13 +345,13 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= devices()) return failed(cudaErrorInvalidDevice);
+  if (device < 0 || device >= emulatedVisible()) return failed(cudaErrorInvalidDevice);
   currentDevice = device;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
   OUTSIDE_CAPTURES;
-  Process::instance().rest();
+  Process::instance().rest(currentDevice);
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
@@ -318,8 +362,17 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   properties->maxThreadsPerMultiProcessor = 2048;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  if (std::min(device, peer) < 0 || std::max(device, peer) >= emulatedVisible()) return failed(cudaErrorInvalidDevice);
+  *can = device != peer;
   return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  if (peer < 0 || peer >= emulatedVisible() || peer == currentDevice) return failed(cudaErrorInvalidDevice);
+  Process& process = Process::instance();
+  const std::lock_guard lock(process.mutex);
+  const bool added = process.peers.emplace(currentDevice, peer).second;
+  return added ? cudaSuccess : failed(cudaErrorPeerAccessAlreadyEnabled);
 }
 cudaError_t cudaMalloc(void** ptr, size_t bytes) {
   return allocate(ptr, bytes, Kind::Device);
@@ -351,19 +404,20 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *total = kTotal;
-  *free = kTotal - Process::instance().used;
+  *free = kTotal - Process::instance().used[currentDevice];
   return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* ptr) {
   *attributes = {};
   const Allocation* a = Process::instance().find(ptr);
-  const bool mapped = a == nullptr && ulysses::emulator::isMapped(ptr);
+  int device = -1;
+  const bool mapped = a == nullptr && ulysses::emulator::isMapped(ptr, &device);
   attributes->type = mapped                     ? cudaMemoryTypeDevice
                      : a == nullptr             ? cudaMemoryTypeUnregistered
                      : a->kind == Kind::Pinned  ? cudaMemoryTypeHost
                      : a->kind == Kind::Managed ? cudaMemoryTypeManaged
                                                 : cudaMemoryTypeDevice;
-  attributes->device = a != nullptr ? a->device : mapped ? 0 : -1;
+  attributes->device = a != nullptr ? a->device : device;
   attributes->devicePointer = attributes->hostPointer = const_cast<void*>(ptr);
   return cudaSuccess;
 }
@@ -395,22 +449,22 @@ cudaError_t cudaIpcOpenMemHandle(void** ptr, cudaIpcMemHandle_t handle, unsigned
   if (*ptr == MAP_FAILED) return failed(cudaErrorMemoryAllocation);
   Process& process = Process::instance();
   const std::lock_guard lock(process.mutex);
-  process.opened[reinterpret_cast<uintptr_t>(*ptr)] = h.bytes;
+  process.opened[reinterpret_cast<uintptr_t>(*ptr)] = {h.bytes, currentDevice};
   return cudaSuccess;
 }
 cudaError_t cudaIpcCloseMemHandle(void* ptr) {
   Process& process = Process::instance();
-  process.rest();
+  process.rest(currentDevice);
   const std::lock_guard lock(process.mutex);
   const auto found = process.opened.find(reinterpret_cast<uintptr_t>(ptr));
   if (found == process.opened.end()) return failed(cudaErrorInvalidValue);
-  munmap(ptr, found->second);
+  munmap(ptr, found->second.bytes);
   process.opened.erase(found);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = new CUstream_st;
+  *stream = new CUstream_st(currentDevice);
   Process& process = Process::instance();
   const std::lock_guard lock(process.mutex);
   std::erase_if(process.queues, [](const auto& weak) { return weak.expired(); });
@@ -445,6 +499,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = new CUevent_st;
+  ++madeEvents;
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -453,6 +508,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   CUstream_st* s = Process::instance().stream(stream);
+  if (s->device != event->device) return failed(cudaErrorInvalidResourceHandle);
   event->state->graph = s->graph;
   if (s->graph != nullptr) return cudaSuccess;
   const uint64_t ticket = ++event->state->recorded;
@@ -548,11 +604,23 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
   return cudaSuccess;
 }
 
+// Between allocations of any GPUs; what the driver has mapped must be open to the stream's.
+static bool copies(const void* to, const void* from, cudaStream_t stream) {
+  const int device = Process::instance().stream(stream)->device;
+  bool in = true;
+  for (const void* p : {to, from})
+    if (ulysses::emulator::letsIn(p, device, &in) && !in) return false;
+  return true;
+}
+#define REACHED_BY_COPIES(to, from, stream) \
+  if (!copies(to, from, stream)) return failed(cudaErrorInvalidValue)
+
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  REACHED_BY_COPIES(to, from, stream);
   const int error = enqueue(stream, [=] { std::memmove(to, from, bytes); });
   // What CUDA has not pinned it reads before it returns.
   const auto unpinned = [](const void* p) {
-    return Process::instance().find(p) == nullptr && !ulysses::emulator::isMapped(p);
+    return Process::instance().find(p) == nullptr && !ulysses::emulator::isMapped(p, nullptr);
   };
   CUstream_st* s = Process::instance().stream(stream);
   if (s->graph == nullptr && (unpinned(from) || unpinned(to))) s->queue->wait();
@@ -560,12 +628,14 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   OUTSIDE_CAPTURES;
+  REACHED_BY_COPIES(to, from, nullptr);
   enqueue(nullptr, [=] { std::memmove(to, from, bytes); });
   return cudaStreamSynchronize(nullptr);
 }
 cudaError_t cudaMemcpy2DAsync(void* to, size_t toPitch, const void* from, size_t fromPitch, size_t width, size_t rows,
                               cudaMemcpyKind, cudaStream_t stream) {
   if (width > toPitch || width > fromPitch) return failed(cudaErrorInvalidPitchValue);
+  REACHED_BY_COPIES(to, from, stream);
   const int error = enqueue(stream, [=] {
     for (size_t row = 0; row < rows; ++row)
       std::memmove(static_cast<char*>(to) + row * toPitch, static_cast<const char*>(from) + row * fromPitch, width);
@@ -576,6 +646,7 @@ cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* parameters, cudaStream_t 
   const cudaMemcpy3DParms p = *parameters;
   if (p.srcArray != nullptr || p.dstArray != nullptr) return failed(cudaErrorInvalidValue);
   if (p.extent.width > p.srcPtr.pitch || p.extent.width > p.dstPtr.pitch) return failed(cudaErrorInvalidPitchValue);
+  REACHED_BY_COPIES(p.dstPtr.ptr, p.srcPtr.ptr, stream);
   const int error = enqueue(stream, [p] {
     const auto at = [](const cudaPitchedPtr& ptr, const cudaPos& pos, size_t row, size_t slice) {
       return static_cast<char*>(ptr.ptr) + ((pos.z + slice) * ptr.ysize + pos.y + row) * ptr.pitch + pos.x;
@@ -587,6 +658,7 @@ cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* parameters, cudaStream_t 
   return static_cast<cudaError_t>(error);
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  REACHED_BY_COPIES(to, to, stream);
   const int error = enqueue(stream, [=] { std::memset(to, value, bytes); });
   return static_cast<cudaError_t>(error);
 }

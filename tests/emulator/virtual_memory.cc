@@ -7,12 +7,15 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string_view>
 
+#include "emulator/gpus.h"
 #include "emulator/runtime.h"
 
 namespace {
@@ -22,13 +25,17 @@ constexpr size_t kGranularity = size_t{2} << 20;
 struct File {
   int fd = -1;
   size_t bytes = 0;
+  int gpu = 0;  // by number: its name says it to other processes
   ~File() { close(fd); }
 };
 struct Mapping {
   size_t bytes = 0;
   CUmemGenericAllocationHandle handle = 0;
   std::shared_ptr<File> file;
+  std::set<int> letIn;  // devices
 };
+
+constexpr char kName[] = "emulated-gpu-%d";
 
 struct Memory {
   std::mutex mutex;
@@ -66,12 +73,17 @@ CUresult granularity(size_t* bytes, const CUmemAllocationProp*, CUmemAllocationG
   *bytes = kGranularity;
   return CUDA_SUCCESS;
 }
-CUresult create(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp*, unsigned long long) {
+CUresult create(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* prop,
+                unsigned long long) {
   size_t free = 0, total = 0;
+  if (emulatedGpu(prop->location.id) < 0) return CUDA_ERROR_INVALID_DEVICE;
   cudaMemGetInfo(&free, &total);
   if (bytes > free) return CUDA_ERROR_OUT_OF_MEMORY;
   auto file = std::make_shared<File>();
-  file->fd = memfd_create("emulated", MFD_CLOEXEC);
+  file->gpu = emulatedGpu(prop->location.id);
+  char name[32];
+  std::snprintf(name, sizeof name, kName, file->gpu);
+  file->fd = memfd_create(name, MFD_CLOEXEC);
   file->bytes = bytes;
   if (file->fd < 0 || ftruncate(file->fd, static_cast<off_t>(bytes)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
   Memory& m = Memory::instance();
@@ -100,6 +112,10 @@ CUresult importHandle(CUmemGenericAllocationHandle* handle, void* fd, CUmemAlloc
   file->fd = fcntl(static_cast<int>(reinterpret_cast<intptr_t>(fd)), F_DUPFD_CLOEXEC, 0);
   if (file->fd < 0) return CUDA_ERROR_INVALID_VALUE;
   file->bytes = static_cast<size_t>(lseek(file->fd, 0, SEEK_END));
+  char path[64], target[64] = {};
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", file->fd);
+  if (readlink(path, target, sizeof target - 1) < 0 || std::sscanf(target, "/memfd:emulated-gpu-%d", &file->gpu) != 1)
+    return CUDA_ERROR_INVALID_VALUE;
   Memory& m = Memory::instance();
   const std::lock_guard lock(m.mutex);
   *handle = m.hold(std::move(file));
@@ -138,7 +154,7 @@ CUresult map(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAlloc
   void* at = mmap(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
                   found->second.file->fd, static_cast<off_t>(offset));
   if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-  m.mappings[address] = {bytes, handle, found->second.file};
+  m.mappings[address] = {bytes, handle, found->second.file, {}};
   return CUDA_SUCCESS;
 }
 CUresult unmap(CUdeviceptr address, size_t bytes) {
@@ -150,7 +166,15 @@ CUresult unmap(CUdeviceptr address, size_t bytes) {
        0);
   return CUDA_SUCCESS;
 }
-CUresult setAccess(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t) {
+CUresult setAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access, size_t count) {
+  Memory& m = Memory::instance();
+  const std::lock_guard lock(m.mutex);
+  const auto found = m.mappings.find(address);
+  if (found == m.mappings.end() || found->second.bytes != bytes) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i) {
+    if (emulatedGpu(access[i].location.id) < 0) return CUDA_ERROR_INVALID_DEVICE;
+    found->second.letIn.insert(access[i].location.id);
+  }
   return CUDA_SUCCESS;
 }
 CUresult addressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
@@ -168,11 +192,25 @@ CUresult addressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
 
 namespace ulysses::emulator {
 
-bool isMapped(const void* ptr) {
+bool isMapped(const void* ptr, int* device) {
   Memory& m = Memory::instance();
   const std::lock_guard lock(m.mutex);
   CUdeviceptr base = 0;
-  return m.at(reinterpret_cast<CUdeviceptr>(ptr), &base) != nullptr;
+  const Mapping* mapping = m.at(reinterpret_cast<CUdeviceptr>(ptr), &base);
+  if (mapping == nullptr) return false;
+  if (device == nullptr) return true;
+  *device = emulatedVisible() - 1;
+  while (*device >= 0 && emulatedGpu(*device) != mapping->file->gpu) --*device;
+  return true;
+}
+
+bool letsIn(const void* ptr, int device, bool* in) {
+  Memory& m = Memory::instance();
+  const std::lock_guard lock(m.mutex);
+  CUdeviceptr base = 0;
+  const Mapping* mapping = m.at(reinterpret_cast<CUdeviceptr>(ptr), &base);
+  if (mapping != nullptr) *in = mapping->letIn.count(device) != 0;
+  return mapping != nullptr;
 }
 
 }  // namespace ulysses::emulator

@@ -1,5 +1,5 @@
-// The copy-engine path through the C API. It is for ranks with GPUs of their own; a hook lets it go on the one that all
-// share here, where everything but the copies between GPUs is as it is there.
+// The copy-engine path through the C API. It is for ranks with GPUs of their own; where they share one, a hook lets it
+// go there, with everything as it is but the copies between GPUs.
 #include <cstdlib>
 
 #include "gpu/support/device_ranks.h"
@@ -16,7 +16,7 @@ const Shape kSizes[] = {{2, 4, 4, 3, 4}, {2, 1700, 6, 67, 4}, {3, 5999, 8, 16, 2
 std::string byEngines(As as, int P, const char* staging, const DeviceBody& body) {
   setenv("ULYSSES_PATH", "copy-engine", 1);
   setenv("ULYSSES_STAGING", staging, 1);
-  hooks::setEnginesOnSharedGpus(true);
+  hooks::setEnginesOnSharedGpus(!ownGpus(P));
   const std::string text = onDevice(as, P, body);
   hooks::setEnginesOnSharedGpus(false);
   unsetenv("ULYSSES_STAGING");
@@ -45,9 +45,9 @@ TEST_CASE("copy engines: eager calls into windows and through slots, between cal
   NEEDS_GPU;
   for (const As as : {As::Threads, As::Processes})
     for (const char* staging : {"64M", "200K"})
-      for (const int P : {2, 4})
+      for (const int P : rankCounts({2, 4}))
         for (const Shape& t : kSizes) {
-          if (as == As::Processes && P > 2) continue;
+          if (as == As::Processes && P > 2 && !ownGpus(P)) continue;
           INFO("P=" << P << " S=" << t.S << " staging " << staging << (as == As::Threads ? " threads" : " processes"));
           CHECK(byEngines(as, P, staging,
                           [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
@@ -155,15 +155,35 @@ TEST_CASE("copy engines: outputs that are not the bound one, and bound ones outs
                   }) == "");
 }
 
-TEST_CASE("copy engines are for GPUs of one's own: ranks that share one take kernels", "[gpu][engines]") {
+TEST_CASE("copy engines are for GPUs of one's own: where two ranks share one, all take kernels", "[gpu][engines]") {
   NEEDS_GPU;
-  const Shape t{2, 900, 4, 31, 4};
+  const int P = gpus() + 1;
+  const Shape t{2, 900, 16, 31, 4};
   setenv("ULYSSES_PATH", "copy-engine", 1);
   CHECK(
-      onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
-        const std::string text = roundTrip(t, 2, rank, comm, stream, meeting);
+      onDevice(As::Threads, P, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+        const std::string text = roundTrip(t, P, rank, comm, stream, meeting);
         EXPECT_RANK(went(comm, "staged"));
         return text;
       }) == "");
   unsetenv("ULYSSES_PATH");
+}
+
+TEST_CASE("copy engines of ranks with GPUs of their own: large exchanges between windows take them unasked",
+          "[gpu][engines][several]") {
+  NEEDS_GPUS(2);
+  const Shape t{1, 4096, 8, 1024, 2};  // 16 MB for a peer, of two, in rows of 8 KB
+  for (const As as : {As::Threads, As::Processes})
+    CHECK(onDevice(as, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+            const std::vector<unsigned char> there = headSide(t, 2, rank);
+            DeviceTensor in(sequenceSide(t, 2, rank));
+            void* window = nullptr;
+            EXPECT_OK(ulyssesMemAlloc(&window, there.size(), comm));
+            settle(meeting);
+            EXPECT_OK(exchange(t, in.data(), window, ulyssesScatterHeads, comm, stream));
+            EXPECT_RANK(finish(stream, meeting) && went(comm, "copy-engine"));
+            EXPECT_RANK(contentOf(window, there.size()) == there);
+            EXPECT_OK(ulyssesMemFree(window, comm));
+            return "";
+          }) == "");
 }

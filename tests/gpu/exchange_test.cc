@@ -1,4 +1,4 @@
-// The fused exchange's kernels against the definition, on one GPU that all ranks share.
+// The fused exchange's kernels against the definition.
 #include <unistd.h>
 
 #include <algorithm>
@@ -133,7 +133,7 @@ TEST_CASE("ranks as threads exchange every element exactly", "[gpu][threads]") {
 }
 
 TEST_CASE("ranks as processes exchange every element exactly", "[gpu][processes]") {
-  for (const int nranks : {2, 3, 4, 8}) {
+  for (const int nranks : {2, 3, 4, 5, 8}) {
     INFO("P=" << nranks);
     testAllCases(RanksAs::Processes, nranks);
   }
@@ -310,19 +310,22 @@ TEST_CASE("an abort ends kernels that wait", "[gpu][threads]") {
 
 std::string memories(Party& party) {
   const auto mismatch = [&](const char* what) { return "rank " + std::to_string(party.rank()) + ": " + what; };
+  const int device = deviceOf(party.rank());
+  check(cudaSetDevice(device), "cudaSetDevice");
   // New memory, and the caller's own: both written by the next rank, at an offset.
-  auto created = DeviceMemory::create(1000, 0);
+  auto created = DeviceMemory::create(1000, device);
   if (!created.ok()) return created.status().message();
   if (created.value()->bytes() < 1000 || created.value()->bytes() % 4096 != 0) return mismatch("reserved bytes");
   auto own = deviceBytes(100000);
-  auto adopted = DeviceMemory::adopt(static_cast<std::byte*>(own.get()) + 512, 4096, 0);
+  auto adopted = DeviceMemory::adopt(static_cast<std::byte*>(own.get()) + 512, 4096, device);
   if (!adopted.ok()) return adopted.status().message();
   for (const auto& mine : {created.value(), adopted.value()}) {
     check(cudaMemset(mine->data(), 0, 1000), "clear");
     check(cudaDeviceSynchronize(), "clear");
-    auto all = party.share(mine, 0);
+    auto all = party.share(mine, device);
     const int next = (party.rank() + 1) % party.nranks();
-    check(cudaMemset(all[next]->data() + 100, 1 + party.rank(), 4), "write");
+    const std::vector<unsigned char> written(4, static_cast<unsigned char>(1 + party.rank()));
+    check(cudaMemcpy(all[next]->data() + 100, written.data(), 4, cudaMemcpyHostToDevice), "write");
     check(cudaDeviceSynchronize(), "write");
     party.barrier();
     unsigned char got[4];
@@ -332,10 +335,10 @@ std::string memories(Party& party) {
     all.clear();  // peers unmap before owners free
     party.barrier();
   }
-  const auto none = DeviceMemory::create(0, 0);
-  const auto huge = DeviceMemory::create(size_t{1} << 50, 0);
+  const auto none = DeviceMemory::create(0, device);
+  const auto huge = DeviceMemory::create(size_t{1} << 50, device);
   int host = 0;
-  const auto notDevice = DeviceMemory::adopt(&host, sizeof host, 0);
+  const auto notDevice = DeviceMemory::adopt(&host, sizeof host, device);
   if (none.status().code() != ulyssesInvalidArgument) return mismatch("0 bytes");
   if (huge.status().code() != ulyssesOutOfMemory) return mismatch("2^50 bytes: ") + huge.status().message();
   if (notDevice.status().code() != ulyssesNotSupported) return mismatch("host memory");
@@ -344,10 +347,10 @@ std::string memories(Party& party) {
 }
 
 TEST_CASE("device memory is shared between threads", "[gpu][threads]") {
-  expectClean(runRanks(RanksAs::Threads, 2, memories));
+  for (const int nranks : {2, 8}) expectClean(runRanks(RanksAs::Threads, nranks, memories));
 }
 TEST_CASE("device memory is shared between processes", "[gpu][processes]") {
-  expectClean(runRanks(RanksAs::Processes, 3, memories));
+  for (const int nranks : {3, 8}) expectClean(runRanks(RanksAs::Processes, nranks, memories));
 }
 
 }  // namespace

@@ -3,6 +3,9 @@
 
 #include <numeric>
 
+#ifdef ULYSSES_EMULATED
+#include "emulator/runtime.h"
+#endif
 #include "gpu/support/device_ranks.h"
 #include "param/cast.h"
 #include "support/catch.h"
@@ -199,7 +202,7 @@ std::string forwards(int P, int rank, ulyssesComm_t comm, cudaStream_t stream, M
 TEST_CASE("parameters on device memory: shards anywhere, cast or not, gathered, resident, published anew",
           "[gpu][params]") {
   NEEDS_GPU;
-  for (const int P : {1, 2, 3, 4})
+  for (const int P : rankCounts({1, 2, 3, 4}))
     CHECK(onDevice(As::Threads, P, [P](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) {
             return lifetime(P, rank, comm, stream, meeting);
           }) == "");
@@ -219,7 +222,7 @@ TEST_CASE("parameters on device memory: beyond the cap they are staged into plai
 
 TEST_CASE("parameters on device memory: a forward streams, prefetches and sees every update", "[gpu][params]") {
   NEEDS_GPU;
-  for (const int P : {2, 4})
+  for (const int P : rankCounts({2, 4}))
     CHECK(onDevice(As::Threads, P, [P](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) {
             return forwards(P, rank, comm, stream, meeting);
           }) == "");
@@ -227,11 +230,12 @@ TEST_CASE("parameters on device memory: a forward streams, prefetches and sees e
 
 TEST_CASE("parameters on device memory by processes", "[gpu][params]") {
   NEEDS_GPU;
-  CHECK(onDevice(As::Processes, 2,
-                 [](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
-                   const std::string text = lifetime(2, rank, comm, stream, meeting);
-                   return text.empty() ? forwards(2, rank, comm, stream, meeting) : text;
-                 }) == "");
+  for (const int P : rankCounts({2}))
+    CHECK(onDevice(As::Processes, P,
+                   [P](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+                     const std::string text = lifetime(P, rank, comm, stream, meeting);
+                     return text.empty() ? forwards(P, rank, comm, stream, meeting) : text;
+                   }) == "");
 }
 
 TEST_CASE("parameters on device memory: what is resident records nothing, case 6's lone publish is found",
@@ -345,5 +349,36 @@ TEST_CASE("parameters on device memory: create and destroy leave memory and wind
         return "";
       }) == "");
 }
+
+#ifdef ULYSSES_EMULATED
+TEST_CASE("parameters on device memory: visits and updates make no events once some are there", "[gpu][params]") {
+  NEEDS_GPU;
+  CHECK(
+      onDevice(As::Threads, 2, [](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+        const Values v{4096, 2};
+        Shard shard(v.shard(rank, 0), Where::Device);
+        Params params;
+        int group = -1, before = 0;
+        EXPECT_OK(params.makeOne(comm, shard.data(), v.count, ulyssesBfloat16, &group));
+        for (int i = 0; i < 200; ++i) {
+          if (i == 10) {
+            EXPECT_RANK(finish(stream, meeting));
+            before = emulator::eventsMade();
+            meeting.wait();
+          }
+          void* p = nullptr;
+          EXPECT_OK(ulyssesParamPublish(params.handle, group, stream));
+          for (int visit = 0; visit < 3; ++visit) {
+            EXPECT_OK(ulyssesParamAcquire(params.handle, group, &p, stream));
+            EXPECT_OK(ulyssesParamRelease(params.handle, group, stream));
+          }
+        }
+        EXPECT_RANK(finish(stream, meeting));
+        EXPECT_RANK(emulator::eventsMade() == before);
+        meeting.wait();
+        return "";
+      }) == "");
+}
+#endif
 
 }  // namespace ulysses::testing

@@ -4,11 +4,13 @@
 #include "support/catch.h"
 #include "support/policy_table.h"
 #include "support/rendezvous_process.h"
+#include "topology/nccl_library.h"
 
 namespace ulysses::testing {
 namespace {
 
-// A plan's own words about one row. Ranks share one GPU, so CTAs are as many as are resident together.
+// A plan's own words about one row. Where ranks share a GPU, CTAs are as many as are resident together; where they do
+// not, NCCL takes what is not fused.
 std::string planOf(const PolicyCase& c, int rank, ulyssesComm_t comm, cudaStream_t stream) {
   ulyssesA2ADesc_t d = ULYSSES_A2A_DESC_INITIALIZER;
   d.batch = c.facts.planes, d.seq = c.facts.seq, d.heads = c.facts.heads, d.headDim = c.facts.headDim;
@@ -24,7 +26,9 @@ std::string planOf(const PolicyCase& c, int rank, ulyssesComm_t comm, cudaStream
   const std::string text = [&]() -> std::string {
     for (const ulyssesPlan_t plan : {plans.plan, plans.inverse}) {
       const ulyssesPlanInfo_t info = infoOf(plan);
-      EXPECT_RANK(std::string(info.path) == (c.path == "fused" ? "fused" : "fallback"));
+      const bool byNccl = ownGpus(c.facts.ranks) && loadNccl();
+      EXPECT_RANK(std::string(info.path) == (c.path == "fused" ? "fused" : byNccl ? "nccl" : "fallback"));
+      if (byNccl && c.path != "fused") continue;
       EXPECT_RANK(info.windowBytes <= c.maxWindowBytes);
       EXPECT_RANK((info.windowBytes > 0) == (c.path == "fused"));
       const std::string reason = info.reason;
@@ -70,6 +74,7 @@ TEST_CASE("long-training differs by rank: all stage as the careful one", "[gpu][
   const RendezvousProcess rendezvous;
   CHECK(failures(runRanks(As::Processes, 2, [&](int rank) -> std::string {
           setenv("ULYSSES_A2A_LONG_TRAINING", rank == 0 ? "chunked" : "auto", 1);
+          EXPECT_RANK(takeDeviceOf(rank));
           const ulyssesConfig_t config = deviceConfig();
           ulyssesComm_t comm = nullptr;
           EXPECT_OK(ulyssesCommInitRankConfig(&comm, 2, rendezvous.id(), rank, &config));
@@ -78,7 +83,7 @@ TEST_CASE("long-training differs by rank: all stage as the careful one", "[gpu][
           {
             PlanPair plans;
             EXPECT_OK(plans.make(d, comm));
-            EXPECT_RANK(std::string(infoOf(plans.plan).path) == "fallback");
+            EXPECT_RANK(std::string(infoOf(plans.plan).path) == (ownGpus(2) && loadNccl() ? "nccl" : "fallback"));
           }
           EXPECT_OK(ulyssesCommDestroy(comm));
           return "";

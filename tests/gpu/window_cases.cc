@@ -21,7 +21,9 @@ struct CallerMemory {
       data = plain->data() + offset;
       return;
     }
-    auto made = DeviceMemory::create(bytes + offset, 0);
+    int device = 0;
+    auto made = cudaGetDevice(&device) == cudaSuccess ? DeviceMemory::create(bytes + offset, device)
+                                                      : Status(ulyssesUnhandledCudaError, "no device");
     if (!made.ok()) return;
     vmm = made.take();
     data = reinterpret_cast<unsigned char*>(vmm->data()) + offset;
@@ -47,7 +49,7 @@ std::string exactInto(unsigned char* out, int P, int rank, ulyssesComm_t comm, c
 TEST_CASE("windows over the caller's memory: peers write it, whatever it comes from and wherever it lies", "[gpu][windows]") {
   NEEDS_GPU;
   for (const As as : {As::Threads, As::Processes})
-    for (const int P : {2, 3})
+    for (const int P : rankCounts({2, 3}))
       for (const bool exportable : {false, true}) {
         INFO((as == As::Threads ? "threads" : "processes") << " P=" << P << (exportable ? " cuMemCreate" : " cudaMalloc"));
         CHECK(onDevice(as, P, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
@@ -108,7 +110,7 @@ TEST_CASE("windows over the caller's memory: what is wrong on one rank is everyb
   for (const As as : {As::Threads, As::Processes})
     CHECK(onDevice(as, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
             const size_t bytes = headSide(kShape, 2, rank).size();
-            CallerMemory memory(false, bytes, 0);
+            CallerMemory memory(false, bytes, 0), large(false, config.windowCapBytes + 4096, 0);
             std::string text = exactInto(memory.data, 2, rank, comm, stream, meeting, 1);
             if (!text.empty()) return text;
             const size_t before = infoOf(comm).windowBytes;
@@ -130,7 +132,7 @@ TEST_CASE("windows over the caller's memory: what is wrong on one rank is everyb
               if (!text.empty()) return text;
             }
             text = refused(nullptr, 16, ulyssesInvalidArgument, "NULL");
-            if (text.empty()) text = refused(memory.data, bytes + (size_t{1} << 30), ulyssesOutOfMemory, "67108864");
+            if (text.empty()) text = refused(large.data, config.windowCapBytes + 4096, ulyssesOutOfMemory, "67108864");
             if (!text.empty()) return text;
             for (const auto stage : {hooks::Stage::Allocate, hooks::Stage::Open}) {
               if (rank == 1) hooks::plantFailure(stage, Status(ulyssesSystemError, "planted"));

@@ -82,7 +82,8 @@ std::vector<std::string> runRanks(As as, int nranks, const RankBody& body, int s
   return as == As::Threads ? runThreads(nranks, body) : runProcesses(nranks, body, seconds);
 }
 
-std::vector<std::string> runComms(As as, int nranks, const CommBody& body, const ulyssesConfig_t* config, int seconds) {
+std::vector<std::string> runComms(As as, int nranks, const CommBody& body, const ulyssesConfig_t* config, int seconds,
+                                  const RankBody& first) {
   ulyssesUniqueId id;
   std::optional<RendezvousProcess> rendezvous;
   if (as == As::Processes) {
@@ -93,6 +94,7 @@ std::vector<std::string> runComms(As as, int nranks, const CommBody& body, const
   return runRanks(
       as, nranks,
       [&](int rank) -> std::string {
+        if (const std::string text = first ? first(rank) : ""; !text.empty()) return text;
         ulyssesComm_t comm = nullptr;
         EXPECT_OK(ulyssesCommInitRankConfig(&comm, nranks, id, rank, config));
         std::string text = body(rank, comm);

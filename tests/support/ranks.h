@@ -27,9 +27,9 @@ using CommBody = std::function<std::string(int rank, ulyssesComm_t comm)>;
 // "exited with N"; one that is not back after `seconds` is killed and gives "hung".
 std::vector<std::string> runRanks(As as, int nranks, const RankBody& body, int seconds = 60);
 
-// The same with a communicator made from one unique id and destroyed after the body.
+// The same with a communicator made from one unique id, after `first` where there is one, and destroyed after the body.
 std::vector<std::string> runComms(As as, int nranks, const CommBody& body, const ulyssesConfig_t* config = nullptr,
-                                  int seconds = 60);
+                                  int seconds = 60, const RankBody& first = {});
 
 // An environment variable for the life of this object; ranks read it as their communicator is made.
 class Environment {

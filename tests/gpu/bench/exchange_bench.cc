@@ -1,5 +1,5 @@
-// How fast the kernels are, all ranks on one GPU: `exchange_bench large|narrow|long|curve` (ranks as threads) and
-// `exchange_bench replay` (ranks as processes; start MPS first).
+// How fast the kernels are, ranks on the GPUs that they are dealt: `exchange_bench large|narrow|long|curve` (ranks as
+// threads) and `exchange_bench replay` (ranks as processes; start MPS first).
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -93,15 +93,17 @@ class Driver {
   explicit Driver(std::vector<Bench*> ranks) : ranks_(std::move(ranks)) {
     check(cudaStreamCreateWithFlags(&clock_, cudaStreamNonBlocking), "stream");
     for (cudaEvent_t* event : {&start_, &end_}) check(cudaEventCreate(event), "event");
-    for (size_t i = 0; i < ranks_.size(); ++i)
-      check(cudaEventCreateWithFlags(&done_[i], cudaEventDisableTiming), "event");
+    forEachRank([&](Bench& b) {
+      check(cudaEventCreateWithFlags(&done_[b.rank.rank()], cudaEventDisableTiming), "event");
+      enablePeers();
+    });
   }
 
   double milliseconds(const std::function<void(Bench&)>& work) {
     delay(150000, clock_);  // until everything is enqueued
     check(cudaEventRecord(start_, clock_), "event");
     for (Bench* b : ranks_) check(cudaStreamWaitEvent(b->rank.stream(), start_, 0), "wait");
-    for (Bench* b : ranks_) work(*b);
+    forEachRank(work);
     for (size_t i = 0; i < ranks_.size(); ++i) {
       check(cudaEventRecord(done_[i], ranks_[i]->rank.stream()), "event");
       check(cudaStreamWaitEvent(clock_, done_[i], 0), "wait");
@@ -132,7 +134,7 @@ class Driver {
     const double ms = median([](Bench& b) {
       check(static_cast<cudaError_t>(device::launchExchange(b.exchange, b.rank.stream())), "launch");
     });
-    for (Bench* b : ranks_) b->expectExchanged();
+    forEachRank([](Bench& b) { b.expectExchanged(); });
     return ms;
   }
   double plainCopy() {
@@ -173,6 +175,15 @@ class Driver {
   std::vector<Bench*>& ranks() { return ranks_; }
 
  private:
+  // With the rank's GPU current.
+  void forEachRank(const std::function<void(Bench&)>& work) {
+    for (Bench* b : ranks_) {
+      check(cudaSetDevice(deviceOf(b->rank.rank())), "cudaSetDevice");
+      work(*b);
+    }
+    check(cudaSetDevice(deviceOf(0)), "cudaSetDevice");
+  }
+
   std::vector<Bench*> ranks_;
   cudaStream_t clock_;
   cudaEvent_t start_, end_, done_[device::kMaxRanks];

@@ -13,6 +13,9 @@ namespace ulysses::testing {
 // [tokens][peers][units] to [peers][tokens][units], or back.
 void permute(const void* in, void* out, uint32_t tokens, uint32_t peers, uint32_t units, bool pack,
              cudaStream_t stream);
+// C = A * B of n x n floats, n a multiple of 64: a plain tiled kernel without tensor cores. It stands for compute that fills
+// the GPU, not for a fast GEMM.
+void multiply(const float* a, const float* b, float* c, uint32_t n, cudaStream_t stream);
 void delay(uint64_t nanoseconds, cudaStream_t stream);
 
 // The direct and staged kernel with another number of units in flight (2, 4, 8) or threads (at most 512).

@@ -1,4 +1,5 @@
-// How fast the product is through its C API, all ranks on one GPU: `product_bench large|host` and, with MPS, `replay`.
+// How fast the product is through its C API, ranks on the GPUs that they are dealt: `product_bench large|host|overlap` and,
+// where they share one, with MPS, `replay`.
 // Prints one JSON object a line.
 #include <algorithm>
 #include <array>
@@ -48,25 +49,48 @@ struct Side {
   PlanePart outPart{};
 };
 
+// A stream of a rank's, on its GPU.
+struct Lane {
+  int rank;
+  cudaStream_t stream;
+};
+std::vector<Lane> lanesOf(const Side* sides, int ranks) {
+  std::vector<Lane> lanes;
+  for (int r = 0; r < ranks; ++r) lanes.push_back({r, sides[r].stream});
+  return lanes;
+}
+
 class Driver {
  public:
-  Driver(const Side* sides, int ranks) : sides_(sides), ranks_(static_cast<size_t>(ranks)) {
+  Driver(const Side* sides, int ranks) : Driver(ranks, lanesOf(sides, ranks), lanesOf(sides, ranks)) {}
+  // Time from a start that all of `started` wait for until all of `timed` are over.
+  Driver(int ranks, std::vector<Lane> started, std::vector<Lane> timed)
+      : ranks_(ranks), started_(std::move(started)), timed_(std::move(timed)), done_(timed_.size()) {
     cudaStreamCreateWithFlags(&clock_, cudaStreamNonBlocking);
     cudaEventCreate(&start_);
     cudaEventCreate(&end_);
-    for (size_t r = 0; r < ranks_; ++r) cudaEventCreateWithFlags(&done_[r], cudaEventDisableTiming);
+    for (size_t i = 0; i < timed_.size(); ++i) {
+      takeDeviceOf(timed_[i].rank);
+      cudaEventCreateWithFlags(&done_[i], cudaEventDisableTiming);
+      enablePeers();
+    }
+    takeDeviceOf(0);
   }
 
-  // Negative where something went wrong.
+  // `work` is called for every rank, with its GPU current. Negative where something went wrong.
   double milliseconds(const std::function<bool(size_t)>& work) {
     bool good = true;
-    delay(150000, clock_);  // until everything is enqueued
+    delay(100000 + 50000 * static_cast<uint64_t>(ranks_), clock_);  // until everything is enqueued
     cudaEventRecord(start_, clock_);
-    for (size_t r = 0; r < ranks_; ++r) cudaStreamWaitEvent(sides_[r].stream, start_, 0);
-    for (size_t r = 0; r < ranks_; ++r) good = work(r) && good;
-    for (size_t r = 0; r < ranks_; ++r) {
-      cudaEventRecord(done_[r], sides_[r].stream);
-      cudaStreamWaitEvent(clock_, done_[r], 0);
+    for (const Lane& lane : started_) cudaStreamWaitEvent(lane.stream, start_, 0);
+    for (int r = 0; r < ranks_; ++r) {
+      takeDeviceOf(r);
+      good = work(static_cast<size_t>(r)) && good;
+    }
+    takeDeviceOf(0);
+    for (size_t i = 0; i < timed_.size(); ++i) {
+      cudaEventRecord(done_[i], timed_[i].stream);
+      cudaStreamWaitEvent(clock_, done_[i], 0);
     }
     cudaEventRecord(end_, clock_);
     float ms = 0;
@@ -83,11 +107,11 @@ class Driver {
   }
 
  private:
-  const Side* sides_;
-  size_t ranks_;
+  const int ranks_;
+  const std::vector<Lane> started_, timed_;
   cudaStream_t clock_ = nullptr;
   cudaEvent_t start_ = nullptr, end_ = nullptr;
-  std::array<cudaEvent_t, 8> done_{};
+  std::vector<cudaEvent_t> done_;
 };
 
 // Both paths against the plain copy and permute + copies, which do without the handshakes that real ranks would need.
@@ -161,6 +185,81 @@ std::string large(int P, size_t seq, ulyssesDirection_t direction, int maxCtas) 
     }
     EXPECT_OK(ulyssesPlanDestroy(side.plan));
     EXPECT_OK(ulyssesMemFree(side.window, comm));
+    return "";
+  }, config);
+}
+
+// An exchange into a window beside a chain of GEMMs on another stream of every rank: how much of it they hide, and how much
+// longer they take for it.
+std::string overlap(int P, size_t seq, int maxCtas) {
+  static constexpr uint32_t kSide = 2048;
+  static std::array<Side, 8> sides, chains;
+  const size_t bytes = seq / static_cast<size_t>(P) * kHeads * kHeadDim * 2;
+  ulyssesConfig_t config = deviceConfig();
+  config.maxCtas = maxCtas;
+  return onDevice(As::Threads, P, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+    const size_t me = static_cast<size_t>(rank), matrix = size_t{kSide} * kSide * sizeof(float);
+    DeviceTensor in(bytes), a(matrix), b(matrix), c(matrix);
+    cudaStream_t compute = nullptr;
+    EXPECT_RANK(cudaOk(cudaStreamCreateWithFlags(&compute, cudaStreamNonBlocking)) == "");
+    EXPECT_RANK(cudaOk(cudaMemset(a.data(), 0, matrix)) == "" && cudaOk(cudaMemset(b.data(), 0, matrix)) == "");
+    Side& side = sides[me];
+    side.stream = stream;
+    side.in = &in;
+    chains[me].stream = compute;
+    chains[me].in = &a, chains[me].out = &c, chains[me].packed = &b;
+    const size_t p = static_cast<size_t>(P), units = kHeads * kHeadDim * 2 / 16;
+    fill(in.data(), {me * seq / p, seq / p, 0, units, units}, 9, stream);
+    EXPECT_OK(ulyssesMemAlloc(&side.window, bytes, comm));
+    ulyssesA2ADesc_t d = descOf(seq, ulyssesScatterHeads);
+    d.boundOut = side.window;
+    EXPECT_OK(ulyssesPlanCreate(&side.plan, 1, &d, comm));
+    const ulyssesPlanInfo_t info = testing::infoOf(side.plan);
+    cudaDeviceSynchronize();
+    meeting.wait();
+    if (rank == 0) {
+      const auto exchanged = [](size_t r) { return execute(sides[r].plan, sides[r].in->data(), sides[r].window, sides[r].stream) == ulyssesSuccess; };
+      const auto multiplied = [](size_t r, int times) {
+        const auto floats = [](const DeviceTensor* t) { return reinterpret_cast<float*>(t->data()); };
+        for (int i = 0; i < times; ++i)
+          multiply(floats(chains[r].in), floats(chains[r].packed), floats(chains[r].out), kSide, chains[r].stream);
+        return cudaGetLastError() == cudaSuccess;
+      };
+      const std::vector<Lane> computing = lanesOf(chains.data(), P);
+      std::vector<Lane> all = lanesOf(sides.data(), P);
+      all.insert(all.end(), computing.begin(), computing.end());
+      Driver exchange(sides.data(), P), chain(chains.data(), P), both(P, all, all), beside(P, all, computing);
+      const double alone = exchange.median(exchanged), one = chain.median([&](size_t r) { return multiplied(r, 1); });
+      EXPECT_RANK(alone > 0 && one > 0);
+      const int times = std::max(2, static_cast<int>(2 * alone / one));
+      const double gemms = chain.median([&](size_t r) { return multiplied(r, times); });
+      EXPECT_RANK(gemms > 0);
+      const double together = both.median([&](size_t r) { return exchanged(r) && multiplied(r, times); });
+      // With exchanges beside it for longer than it takes.
+      const int exchanges = std::max(2, static_cast<int>(2 * gemms / alone));
+      const double slowed = beside.median([&](size_t r) {
+        bool good = true;
+        for (int i = 0; i < exchanges; ++i) good = exchanged(r) && good;
+        return multiplied(r, times) && good;
+      });
+      EXPECT_RANK(gemms > 0 && slowed > 0 && together > 0);
+      const std::string how = std::string(info.path) + ", " + std::to_string(info.ctas) + " CTAs, " + std::to_string(times) + " GEMMs of " + std::to_string(kSide);
+      record("exchange alone", P, bytes, how, alone, "ms");
+      record("GEMM chain alone", P, bytes, how, gemms, "ms");
+      record("both", P, bytes, how, together, "ms");
+      record("of the exchange hidden", P, bytes, how, 100 * (alone + gemms - together) / alone, "%");
+      record("GEMM chain beside exchanges", P, bytes, how, slowed / gemms, "times as long");
+    }
+    meeting.wait();
+    EXPECT_RANK(cudaOk(cudaStreamSynchronize(stream)) == "" && cudaOk(cudaStreamSynchronize(compute)) == "");
+    DeviceTensor wrong(8);
+    cudaMemsetAsync(wrong.data(), 0, 8, stream);
+    countWrong(side.window, {0, seq, me * units / p, units / p, units}, 9, reinterpret_cast<unsigned long long*>(wrong.data()), stream);
+    EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess && wrong.content() == std::vector<unsigned char>(8, 0));
+    meeting.wait();
+    EXPECT_OK(ulyssesPlanDestroy(side.plan));
+    EXPECT_OK(ulyssesMemFree(side.window, comm));
+    cudaStreamDestroy(compute);
     return "";
   }, config);
 }
@@ -265,8 +364,11 @@ int main(int argc, char** argv) {
     wrong += hostTime(2, 8) + hostTime(2, 1024);
   } else if (what == "replay") {
     wrong += replay(4, 8, maxCtas) + replay(4, 256, maxCtas) + replay(8, 256, maxCtas);
+  } else if (what == "overlap") {
+    const int P = gpus() >= 8 ? 8 : gpus() >= 4 ? 4 : 2;
+    wrong += overlap(P, 32000, maxCtas) + overlap(P, 128000, maxCtas);
   } else {
-    std::fprintf(stderr, "usage: product_bench large|host|replay [most CTAs]\n");
+    std::fprintf(stderr, "usage: product_bench large|host|replay|overlap [most CTAs]\n");
     return 2;
   }
   if (!wrong.empty()) std::fprintf(stderr, "product_bench: %s\n", wrong.c_str());

@@ -1,8 +1,10 @@
-// Ranks, device buffers and communicators for tests of the C API on device memory. All ranks share GPU 0.
+// Ranks, device buffers and communicators for tests of the C API on device memory. Ranks are dealt the GPUs in turn
+// (gpus.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <barrier>
 #include <cstdlib>
 #include <functional>
@@ -12,21 +14,37 @@
 #include <thread>
 
 #include "base/test_hooks.h"
+#include "gpu/support/gpus.h"
 #include "support/ranks.h"
 #include "support/tensors.h"
 
 namespace ulysses::testing {
 
-inline bool haveDevice() {
-  // In a child: a process that forks ranks must not have touched CUDA itself.
-  return failures(runRanks(As::Processes, 1, [](int) -> std::string {
-           int n = 0;
-           return cudaGetDeviceCount(&n) == cudaSuccess && n > 0 ? "" : "none";
-         })) == "";
+// gpusToUse(), asked in a child: a process that forks ranks must not have touched CUDA itself.
+inline int gpus() {
+  static const int count =
+      std::atoi(runRanks(As::Processes, 1, [](int) { return std::to_string(gpusToUse()); })[0].c_str());
+  return count;
+}
+// Whether every one of P ranks has a GPU of its own.
+inline bool ownGpus(int P) { return P <= gpus(); }
+// Numbers of ranks: those given, and those of 2, 3, 4, 5 and 8 that there are GPUs for.
+inline std::vector<int> rankCounts(std::vector<int> counts) {
+  for (const int P : {2, 3, 4, 5, 8})
+    if (gpus() > 1 && ownGpus(P) && std::find(counts.begin(), counts.end(), P) == counts.end()) counts.push_back(P);
+  return counts;
 }
 
 #define NEEDS_GPU \
-  if (!haveDevice()) ULYSSES_SKIP("no CUDA device")
+  if (gpus() == 0) ULYSSES_SKIP("no CUDA device")
+// For what is about GPUs of the ranks' own, and for what is about ranks that share one.
+#define NEEDS_GPUS(n)                                                                                      \
+  NEEDS_GPU;                                                                                               \
+  if (gpus() < (n))                                                                                        \
+  ULYSSES_SKIP("GPUs of the ranks' own: " + std::to_string(n) + " are needed, ranks are dealt " + std::to_string(gpus()))
+#define NEEDS_ONE_GPU \
+  NEEDS_GPU;          \
+  if (gpus() > 1) ULYSSES_SKIP("about ranks that share a GPU: these have " + std::to_string(gpus()) + " (ULYSSES_TEST_GPUS=1)")
 
 // Device memory with 64 canary bytes on both sides.
 class DeviceTensor {
@@ -68,7 +86,7 @@ class DeviceTensor {
   size_t bytes_, shift_;
 };
 
-// Ranks of one process share the GPU's context: one that allocates waits for kernels of the others, which wait for it. So
+// Ranks of one process that share a GPU share its context: one that allocates waits for kernels of the others, which wait for it. So
 // all meet before the first launch and after the last.
 class Meeting {
  public:
@@ -177,19 +195,19 @@ inline std::string onDevice(As as, int P, const DeviceBody& body, const ulyssesC
   Meeting meeting(as, P);
   const auto run = [&] {
     hooks::setArchitecture(architecture);
+    const auto dealt = [](int rank) { return takeDeviceOf(rank) ? std::string() : "no device for the rank"; };
     return failures(runComms(as, P, [&](int rank, ulyssesComm_t comm) -> std::string {
-      EXPECT_RANK(cudaSetDevice(0) == cudaSuccess);
       cudaStream_t stream = nullptr;
       EXPECT_RANK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
       const std::string text = body(rank, comm, stream, meeting);
       int device = -1;
-      EXPECT_RANK(cudaGetDevice(&device) == cudaSuccess && device == 0);
+      EXPECT_RANK(cudaGetDevice(&device) == cudaSuccess && device == deviceOf(rank));
       meeting.wait();
       cudaStreamSynchronize(stream);
       EXPECT_RANK(cudaGetLastError() == cudaSuccess || !text.empty());
       cudaStreamDestroy(stream);
       return text;
-    }, &config, 120));
+    }, &config, 120, dealt));
   };
   return as == As::Processes ? run() : inChild(run);
 }

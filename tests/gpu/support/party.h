@@ -33,8 +33,7 @@ class Party {
   int rank_, nranks_;
 };
 
-// Runs one function per rank and returns what went wrong, empty if nothing did. Ranks see device 0 all; a machine
-// without one gives kNoDevice.
+// Runs one function per rank and returns what went wrong, empty if nothing did. A machine without a GPU gives kNoDevice.
 inline constexpr const char* kNoDevice = "no CUDA device";
 std::string runRanks(RanksAs as, int nranks, const std::function<std::string(Party&)>& rank, int timeoutSeconds = 120);
 

@@ -9,8 +9,8 @@ namespace ulysses::testing {
 
 namespace {
 
-std::shared_ptr<DeviceMemory> newMemory(size_t bytes) {
-  auto created = DeviceMemory::create(bytes, 0);
+std::shared_ptr<DeviceMemory> newMemory(size_t bytes, int device) {
+  auto created = DeviceMemory::create(bytes, device);
   if (!created.ok()) throw std::runtime_error(created.status().message());
   check(cudaMemset(created.value()->data(), 0, bytes), "clearing new memory");
   check(cudaDeviceSynchronize(), "clearing new memory");
@@ -36,10 +36,11 @@ std::shared_ptr<void> uploadTable(const std::vector<unsigned char>& table) {
 }
 
 GpuRank::GpuRank(Party& party, const RankSizes& sizes) : party_(party) {
-  check(cudaSetDevice(0), "cudaSetDevice");
+  const int device = deviceOf(rank());
+  check(cudaSetDevice(device), "cudaSetDevice");
   check(static_cast<cudaError_t>(device::loadKernels()), "loadKernels");
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-  const auto shared = [&](size_t bytes) { return party.share(newMemory(bytes == 0 ? 1 : bytes), 0); };
+  const auto shared = [&](size_t bytes) { return party.share(newMemory(bytes == 0 ? 1 : bytes, device), device); };
   flags_ = shared(device::flagsBytes(nranks(), sizes.lineBytes));
   staging_ = shared(sizes.stagingBytes);
   window_ = shared(sizes.windowBytes);

@@ -1,4 +1,4 @@
-// What one rank of a GPU test owns: a stream, a channel, a window for direct outputs.
+// What one rank of a GPU test owns: a stream, a channel, a window for direct outputs, on the GPU that it is dealt.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,6 +9,7 @@
 
 #include "device/exchange.h"
 #include "device/work_table.h"
+#include "gpu/support/gpus.h"
 #include "gpu/support/party.h"
 #include "layout/operand.h"
 
@@ -38,7 +39,8 @@ class GpuRank {
   cudaStream_t stream() const { return stream_; }
   device::HostWords& host() const { return *host_; }
   const device::Channel& channel() const { return channel_; }
-  std::byte* window() const { return window_[rank()]->data(); }
+  std::byte* window() const { return window(rank()); }
+  std::byte* window(int ofRank) const { return window_[static_cast<size_t>(ofRank)]->data(); }  // as mapped here
 
   // As if `epoch` launches had been made. Collective.
   void presetEpoch(uint32_t epoch);
