@@ -200,7 +200,7 @@ class ResidentParameters:
         if key not in block.views:
             if len(block.views) > 8 * len(block.wholes):
                 block.views.clear()
-            block.views[key], _ = tensor_at(address, block.shapes[i], block.stand_ins[i].dtype, self.group.device)
+            block.views[key] = tensor_at(address, block.shapes[i], block.stand_ins[i].dtype, self.group.device)
         return block.views[key]
 
     def _release(self, block: _Block) -> None:

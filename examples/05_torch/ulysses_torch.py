@@ -13,12 +13,14 @@ Tensors are [..., sequence, heads, head_dim]; whatever stands before the sequenc
 the tokens of each rank where they are not the same number everywhere. Needs torch 2.4 or newer and nothing else.
 """
 
+import atexit
 import collections
 import ctypes
 import math
 import os
-import weakref
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+import sys
+import time
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -29,7 +31,7 @@ __all__ = ["DistributedAttention", "UlyssesError", "UlyssesGroup", "all_to_all_4
 # ---- The C API, as include/ulysses/ulysses.h has it ----
 
 MAGIC, VERSION = 0x554C5953, 100  # ULYSSES_VERSION(0, 1, 0): the structs below are of that version
-MISMATCH, OUT_OF_MEMORY, NOT_SUPPORTED = 16, 17, 18  # some of ulyssesResult_t
+INVALID_USAGE, MISMATCH, OUT_OF_MEMORY, NOT_SUPPORTED = 5, 16, 17, 18  # some of ulyssesResult_t
 MEMORY = {"cpu": 1, "cuda": 2}
 DTYPES = {
     torch.int8: 0, torch.uint8: 1, torch.bool: 1, torch.int32: 2, torch.uint32: 3, torch.int64: 4, torch.uint64: 5,
@@ -140,28 +142,55 @@ def _sizes(values: Sequence[int]):
 # ---- Windows ----
 
 
-class _CudaMemory:
-    def __init__(self, address: int, nbytes: int):
-        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 2}
+class _Managed(ctypes.Structure):
+    """DLPack's DLManagedTensor: memory of any kind on its way into a tensor. Bytes here; types are views of them."""
+
+    _fields_ = [("data", _pointer), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+                ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+                ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+                ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64), ("context", _pointer),
+                ("deleter", _pointer)]  # fmt: skip
 
 
-def tensor_at(address: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device):
-    """A tensor in the library's memory, and an object that lives as long as the tensor's storage does."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    if device.type == "cuda":
-        memory = _CudaMemory(address, nbytes)
-        flat = torch.as_tensor(memory, device=device)
-    else:
-        memory = (ctypes.c_char * nbytes).from_address(address)
-        flat = torch.frombuffer(memory, dtype=torch.uint8)
-    return flat.view(dtype).view(list(shape)), memory
+_KDL = {"cpu": 1, "cuda": 2}  # DLDeviceType
+_UNSIGNED = 1  # kDLUInt
+_foreign: Dict[int, tuple] = {}  # tensors' storages in the library's memory: what DLPack points at, and whom to tell
+
+
+@ctypes.CFUNCTYPE(None, _pointer)
+def _storage_died(managed):  # in any thread
+    _, _, tell = _foreign.pop(managed)
+    if tell is not None:
+        tell()
+
+
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, _pointer, _text, _pointer)(("PyCapsule_New", ctypes.pythonapi))
+
+
+def tensor_at(address: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device,
+              when_dead: Optional[Callable[[], None]] = None) -> Tensor:  # fmt: skip
+    """A tensor in the library's memory. when_dead() is called once no tensor of this storage is left."""
+    nbytes = ctypes.c_int64(math.prod(shape) * dtype.itemsize)
+    managed = _Managed(address, _KDL[device.type], device.index or 0, 1, _UNSIGNED, 8, 1, ctypes.pointer(nbytes), None,
+                       0, None, ctypes.cast(_storage_died, _pointer))  # fmt: skip
+    _foreign[ctypes.addressof(managed)] = managed, nbytes, when_dead
+    flat = torch.utils.dlpack.from_dlpack(_new_capsule(ctypes.addressof(managed), b"dltensor", None))
+    return flat.view(dtype).view(list(shape))
+
+
+class _Part(NamedTuple):
+    """Of the pool's window: bytes, and the streams that may still use them."""
+
+    offset: int
+    nbytes: int
+    streams: frozenset
 
 
 class _Pool:
     """A window of which outputs are parts: peers write them directly, in one pass.
 
     All ranks make it together; taking and returning parts is each rank's own business. A part comes back when the last
-    tensor in it dies. On a GPU the next tensor in it belongs on the same stream, as with torch's own allocator.
+    tensor in it dies. On a GPU its next user's stream waits for the streams that it was used on before.
     """
 
     ALIGNMENT = 256
@@ -170,39 +199,60 @@ class _Pool:
         self._device = device
         self._base = ctypes.c_void_p()
         library().call("MemAlloc", ctypes.byref(self._base), _size(nbytes), comm)
-        self._free = [(0, nbytes)] if nbytes else []  # (offset, bytes) in order, no two of them neighbours
-        self._returned = collections.deque()  # parts whose tensors have died, by finalizers in any thread
-        self._taken, self._span = 0, nbytes
+        self._free = [_Part(0, nbytes, frozenset())] if nbytes else []  # in order
+        self._taken: Dict[int, _Part] = {}  # by offset
+        self._returned = collections.deque()  # offsets of parts whose tensors have died, told in any thread
+        self._span = nbytes
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Optional[Tensor]:
         """None where there is no room."""
         nbytes = math.prod(shape) * dtype.itemsize
         room = -(-nbytes // self.ALIGNMENT) * self.ALIGNMENT
+        now = frozenset([torch.cuda.current_stream(self._device)] if self._device.type == "cuda" else [])
         self._collect()
-        at = next((i for i, (_, free) in enumerate(self._free) if free >= room > 0), None)
-        if at is None:
+        large = self._at_least(room)
+        if not large:
+            self._join(lambda a, b: True)
+            large = self._at_least(room)
+        if not large:
             return None
-        offset, free = self._free[at]
-        self._free[at : at + 1] = [(offset + room, free - room)] if free > room else []
-        self._taken += 1
-        tensor, storage = tensor_at(self._base.value + offset, shape, dtype, self._device)
-        weakref.finalize(storage, self._returned.append, (offset, room)).atexit = False
-        return tensor
+        at = next((i for i in large if self._free[i].streams <= now), large[0])
+        offset, free, streams = self._free[at]
+        for stream in streams - now:
+            torch.cuda.current_stream(self._device).wait_stream(stream)
+        rest = _Part(offset + room, free - room, streams)
+        self._free[at : at + 1] = [rest] if rest.nbytes else []
+        self._taken[offset] = _Part(offset, room, now)
+        address = self._base.value + offset
+        return tensor_at(address, shape, dtype, self._device, lambda: self._returned.append(offset))
 
     def holds(self, tensor: Tensor) -> bool:
         return 0 <= tensor.data_ptr() - (self._base.value or 0) < self._span
 
+    def used_on(self, tensor: Tensor, stream) -> None:
+        """One more stream to wait for when the tensor has died."""
+        offset = tensor.untyped_storage().data_ptr() - self._base.value
+        part = self._taken[offset]
+        self._taken[offset] = part._replace(streams=part.streams | {stream})
+
+    def _at_least(self, nbytes: int) -> List[int]:
+        return [i for i, part in enumerate(self._free) if part.nbytes >= nbytes > 0]
+
     def _collect(self) -> None:
         while self._returned:
-            self._free.append(self._returned.popleft())
-            self._taken -= 1
-        merged = []
-        for offset, size in sorted(self._free):
-            if merged and sum(merged[-1]) == offset:
-                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            self._free.append(self._taken.pop(self._returned.popleft()))
+        self._free.sort()
+        self._join(lambda a, b: a.streams == b.streams)
+
+    def _join(self, which: Callable[[_Part, _Part], bool]) -> None:
+        joined: List[_Part] = []
+        for part in self._free:
+            last = joined[-1] if joined else None
+            if last and last.offset + last.nbytes == part.offset and which(last, part):
+                joined[-1] = _Part(last.offset, last.nbytes + part.nbytes, last.streams | part.streams)
             else:
-                merged.append((offset, size))
-        self._free = merged
+                joined.append(part)
+        self._free = joined
 
     def close(self, comm) -> None:
         """Frees the window, unless tensors are still in it: they stay valid until the process ends."""
@@ -296,7 +346,7 @@ class UlyssesGroup:
     Every rank calls close(); a `with` block does, and where it ends by an exception the peers are told.
     """
 
-    MAX_PLANS = 256
+    MAX_PLANS = 256  # that no graph holds
     _numbers = 0
 
     def __init__(self, process_group: Optional[dist.ProcessGroup] = None, device=None, *, pool_bytes: int = 256 << 20,
@@ -312,6 +362,9 @@ class UlyssesGroup:
         self.comm = ctypes.c_void_p()
         self._pool = None
         self._plans = collections.OrderedDict()  # the latest used last
+        self._captured = set()  # keys of plans that graphs have recorded: they stay
+        self._process = os.getpid()
+        self._latest_stream = None
         self._boot(process_group, window_cap_bytes, timeout_seconds)
         if pool_bytes and self.ranks > 1:
             # Half of the cap at most: staging wants its part. The cap is the same on all ranks.
@@ -340,6 +393,8 @@ class UlyssesGroup:
         config = Config(memory=MEMORY[self.device.type], windowCapBytes=window_cap_bytes,
                         timeoutMs=int(timeout_seconds * 1000), commName=self.name.encode())  # fmt: skip
         with torch.cuda.device(self.device if self.device.type == "cuda" else -1):
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()  # where CUDA is first used here: the library takes the device of its context
             try:
                 library().call("CommInitOob", ctypes.byref(self.comm), ctypes.byref(oob), ctypes.byref(config))
             except UlyssesError as error:
@@ -396,10 +451,16 @@ class UlyssesGroup:
 
     def empty_output(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor that peers can write directly, as long as the pool has room; else one of torch's own. Local."""
-        # A graph goes on writing where it was captured, and torch keeps that memory for it; the pool would not.
-        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        pooled = self._pool.empty(shape, dtype) if self._pool and not capturing else None
+        pooled = self._pool.empty(shape, dtype) if self._pool and not self._for_graph() else None
         return torch.empty(list(shape), dtype=dtype, device=self.device) if pooled is None else pooled
+
+    def record_stream(self, tensor: Tensor, stream) -> None:
+        """As tensor.record_stream(stream), which knows nothing of outputs in the pool: what `stream` does with the
+        tensor is over before its memory is used again. For streams other than the one that it was made on."""
+        if self.in_window(tensor):
+            self._pool.used_on(tensor, stream)
+        else:
+            tensor.record_stream(stream)
 
     def in_window(self, tensor: Tensor) -> bool:
         """Whether peers can write it directly."""
@@ -412,8 +473,7 @@ class UlyssesGroup:
 
     def close(self) -> None:
         _groups.pop(self.name, None)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # a window goes once no exchange may still write it
+        self._synchronize()  # plans and windows go once no exchange may still use them
         for plan in self._plans.values():
             _destroy(plan)
         self._plans.clear()
@@ -454,8 +514,44 @@ class UlyssesGroup:
     # -- for the operators below
 
     def stream(self) -> ctypes.c_void_p:
-        on_gpu = self.device.type == "cuda"
-        return ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream if on_gpu else None)
+        if self.device.type != "cuda":
+            return ctypes.c_void_p()
+        self._latest_stream = torch.cuda.current_stream(self.device)
+        return ctypes.c_void_p(self._latest_stream.cuda_stream)
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _comes_to_rest(self, seconds: float) -> bool:
+        """Whether the exchanges on the GPU are over within this time; where a peer has failed they may not be."""
+        if self._latest_stream is None:
+            return True
+        last, end = self._latest_stream.record_event(), time.monotonic() + seconds
+        while not last.query() and time.monotonic() < end:
+            time.sleep(0.001)
+        return last.query()
+
+    def _capturing(self) -> bool:
+        if self.device.type != "cuda":
+            return False
+        with torch.cuda.device(self.device):
+            return torch.cuda.is_current_stream_capturing()
+
+    def _for_graph(self) -> bool:
+        """Whether outputs belong into the memory that torch keeps for a CUDA graph, which goes on writing where it was
+        captured: under capture, and in the run before it under torch.compile(mode="reduce-overhead")."""
+        if self.device.type != "cuda":
+            return False
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")
+        if trees is not None:
+            try:
+                manager = trees.get_manager(self.device.index, create_if_none_exists=False)
+                if manager is not None and manager.stream == torch.cuda.current_stream(self.device):
+                    return True
+            except Exception:  # other insides than those of torch 2.4 to 2.12
+                pass
+        return self._capturing()
 
     def _head_splits(self, heads: int, kv_heads: Optional[int]) -> List[int]:
         return balanced_split(heads, self.ranks) if kv_heads is None else _grouped_split(heads, kv_heads, self.ranks)
@@ -463,6 +559,8 @@ class UlyssesGroup:
     def _check(self, *tensors: Tensor) -> None:
         if not self.comm:
             raise RuntimeError(f"the group {self.name} is closed")
+        if os.getpid() != self._process:
+            raise RuntimeError(f"the group {self.name} belongs to the process that made it, not to its forks")
         for tensor in tensors:
             if tensor.device != self.device:
                 raise ValueError(f"a tensor on {tensor.device}, but the tensors of this group are on {self.device}")
@@ -481,15 +579,26 @@ class UlyssesGroup:
                 if tuple(tensor.shape) != shape or tensor.dtype != operand.dtype:
                     raise ValueError(f"a {tensor.dtype} tensor {list(tensor.shape)}, where the exchange of this rank "
                                      f"has {operand.dtype} {list(shape)}")  # fmt: skip
-        key = (tuple(seq_splits), tuple(operands))
+        key, capturing = (tuple(seq_splits), tuple(operands)), self._capturing()
         if key in self._plans:
             self._plans.move_to_end(key)
+        elif capturing:
+            raise UlyssesError(INVALID_USAGE, "a CUDA graph is being captured, and this exchange has not been made "
+                               "before: ranks agree on it at the first call, so run it once outside of the capture, "
+                               "with tensors of the same shapes, strides and requires_grad")  # fmt: skip
         else:
-            if len(self._plans) >= self.MAX_PLANS:
-                _destroy(self._plans.popitem(last=False)[1])
+            self._forget_a_plan()
             self._plans[key] = self._plan(*key)
+        if capturing:
+            self._captured.add(key)
         addresses = [(ctypes.c_void_p * len(side))(*(t.data_ptr() for t in side)) for side in (inputs, outputs)]
         library().call("PlanExecute", self._plans[key][0 if scatter else 1], *addresses, self.stream())
+
+    def _forget_a_plan(self) -> None:
+        """The one that was not used for longest, where there are too many. Graphs need theirs for as long as they are."""
+        if len(self._plans) - len(self._captured) >= self.MAX_PLANS:
+            self._synchronize()
+            _destroy(self._plans.pop(next(key for key in self._plans if key not in self._captured)))
 
     def _plan(self, seq_splits: Tuple[int, ...], operands: Tuple[_Operand, ...]):
         """A plan and its inverse."""
@@ -510,6 +619,17 @@ class UlyssesGroup:
 def _destroy(plan) -> None:
     for direction in plan:
         library().call("PlanDestroy", direction)
+
+
+@atexit.register
+def _close_all() -> None:
+    """A rank that ends in good order has left, for its peers, and not died; what drop-ins made nobody else closes."""
+    for group in list(_groups.values()):
+        try:
+            if group._process == os.getpid() and group._comes_to_rest(2.0):
+                group.close()
+        except Exception:  # a GPU in trouble has said so before
+            pass
 
 
 def _address(x: Tensor) -> ctypes.c_void_p:

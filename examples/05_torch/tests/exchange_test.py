@@ -8,7 +8,8 @@ import subprocess
 import torch
 import torch.distributed as dist
 import ulysses_torch
-from checks import main, random_bits, random_values, rank, ranks, same, sum_replicas, torch_gather, torch_scatter
+from checks import (device, main, random_bits, random_values, rank, ranks, raw, same, sum_replicas, torch_gather,
+                    torch_scatter)  # fmt: skip
 from ulysses_torch import (DTYPES, DistributedAttention, UlyssesError, UlyssesGroup, all_to_all_4D,
                            balanced_split)  # fmt: skip
 
@@ -16,7 +17,7 @@ B, S, D = 2, 12, 6
 
 
 def group(**options) -> UlyssesGroup:
-    return UlyssesGroup(device="cpu", timeout_seconds=120, **options)
+    return UlyssesGroup(device=device(), timeout_seconds=120, **options)
 
 
 def check_structs():
@@ -89,7 +90,7 @@ def check_strided_inputs():
         transposed = random_bits([B, heads, S, D], torch.float32).transpose(1, 2)
         padded = random_bits([B, S, heads, D + 3], torch.float32)[..., :D]
         every_second_value = random_bits([B, S, heads, 2 * D], torch.float32)[..., ::2]
-        constant = torch.ones(1, 1, 1, 1).expand(B, S, heads, D)
+        constant = torch.ones(1, 1, 1, 1, device=device()).expand(B, S, heads, D)
         token = random_bits([1, 1, 1, D], torch.float32).expand(1, S, heads, D)
         for x in (longer[:, 4:], longer[:1, 4:], transposed, padded, every_second_value, constant, token):
             assert same(g.scatter_heads(x), torch_scatter(x, even, balanced_split(heads, ranks())))
@@ -114,22 +115,38 @@ def check_fused_projection():
                     _fused(g, heads, kv_heads, seq_splits, dtype)
 
 
-def _fused(g: UlyssesGroup, heads: int, kv_heads: int, seq_splits, dtype):
-    replicas = max(1, ranks() // kv_heads)
+def fused_splits(heads: int, kv_heads: int):
+    """Of the heads of Q, K and V over the ranks."""
     per_group = heads // kv_heads
     if kv_heads < ranks():
-        q_splits, kv_splits = balanced_split(per_group, replicas) * kv_heads, [1] * ranks()
+        q_splits, kv_splits = balanced_split(per_group, ranks() // kv_heads) * kv_heads, [1] * ranks()
     else:
         kv_splits = balanced_split(kv_heads, ranks())
         q_splits = [n * per_group for n in kv_splits]
-    widths = [heads * D, kv_heads * D, kv_heads * D]
-    qkv = random_values([B, seq_splits[rank()], sum(widths)], dtype).requires_grad_()
+    return q_splits, kv_splits, kv_splits
+
+
+def torch_qkv(qkv: torch.Tensor, heads: int, kv_heads: int, seq_splits):
+    """Q, K and V by torch.distributed."""
+    parts = [part.detach().unflatten(-1, (-1, D)) for part in qkv.split([heads * D, kv_heads * D, kv_heads * D], -1)]
+    parts[1:] = [part.repeat_interleave(max(1, ranks() // kv_heads), 2) for part in parts[1:]]
+    return [torch_scatter(part, seq_splits, splits) for part, splits in zip(parts, fused_splits(heads, kv_heads))]
+
+
+def torch_qkv_backward(gradients, heads: int, kv_heads: int, seq_splits):
+    """The gradient of the projection by torch.distributed."""
+    back = [torch_gather(x, seq_splits, splits) for x, splits in zip(gradients, fused_splits(heads, kv_heads))]
+    back[1:] = [sum_replicas(x, kv_heads).to(x.dtype) for x in back[1:]]
+    return torch.cat([x.flatten(-2) for x in back], -1)
+
+
+def _fused(g: UlyssesGroup, heads: int, kv_heads: int, seq_splits, dtype):
+    replicas, per_group = max(1, ranks() // kv_heads), heads // kv_heads
+    q_splits, kv_splits, _ = fused_splits(heads, kv_heads)
+    qkv = random_values([B, seq_splits[rank()], (heads + 2 * kv_heads) * D], dtype).requires_grad_()
     outputs = g.scatter_qkv(qkv, heads, kv_heads, seq_splits=seq_splits)
-    parts = [part.detach().unflatten(-1, (-1, D)) for part in qkv.split(widths, -1)]
-    parts[1:] = [part.repeat_interleave(replicas, 2) for part in parts[1:]]
-    splits = [q_splits, kv_splits, kv_splits]
-    for output, part, head_splits in zip(outputs, parts, splits):
-        assert same(output, torch_scatter(part, seq_splits, head_splits)), (heads, kv_heads)
+    for output, expected in zip(outputs, torch_qkv(qkv, heads, kv_heads, seq_splits)):
+        assert same(output, expected), (heads, kv_heads)
 
     # Each rank's query heads have their KV head there.
     first = sum(q_splits[: rank()])
@@ -139,9 +156,7 @@ def _fused(g: UlyssesGroup, heads: int, kv_heads: int, seq_splits, dtype):
 
     gradients = [random_values(output.shape, dtype, 1 + i) for i, output in enumerate(outputs)]
     torch.autograd.backward(outputs, gradients)
-    back = [torch_gather(*each) for each in zip(gradients, [seq_splits] * 3, splits)]
-    back[1:] = [sum_replicas(x, kv_heads).to(dtype) for x in back[1:]]
-    assert same(qkv.grad, torch.cat([x.flatten(-2) for x in back], -1)), (heads, kv_heads)
+    assert same(qkv.grad, torch_qkv_backward(gradients, heads, kv_heads, seq_splits)), (heads, kv_heads)
 
 
 def check_replicated_heads_alone():
@@ -187,6 +202,65 @@ def check_outputs():
         assert same(g.scatter_heads(x), expected)
 
 
+def check_memory_of_every_type():
+    """Outputs in the library's memory are tensors like any other, whatever their type is."""
+    with group() as g:
+        for seed, dtype in enumerate(DTYPES):
+            out = g.empty_output([3, 4, 5], dtype)
+            assert g.in_window(out) and (out.dtype, out.shape) == (dtype, (3, 4, 5)) and out.device == device()
+            bits = random_bits([3, 4, 5], dtype, seed)
+            raw(out).copy_(raw(bits))
+            assert same(out, bits) and same(out[1:, 2], bits[1:, 2]), dtype
+
+
+def check_pool():
+    """What comes back is joined with its neighbours, and parts of several streams where nothing else has room."""
+    with group(pool_bytes=1 << 20) as g:
+        parts = [g.empty_output([1 << 18], torch.uint8) for _ in range(4)]
+        assert all(g.in_window(part) for part in parts) and not g.in_window(g.empty_output([1], torch.uint8))
+        at = [part.data_ptr() for part in parts]
+        del parts[2], parts[0]
+        assert [g.empty_output([1 << 18], torch.uint8).data_ptr() for _ in range(2)] == [at[0], at[0]]
+        parts.clear()
+        g._pool._collect()
+        assert len(g._pool._free) == 1 and not g._pool._taken and not g._pool._returned
+        whole = g._pool._free[0]
+        g._pool._free = [whole._replace(nbytes=whole.nbytes // 2),
+                         whole._replace(offset=whole.nbytes // 2, nbytes=whole.nbytes // 2)]  # fmt: skip
+        g._pool._join(lambda a, b: False)
+        assert len(g._pool._free) == 2 and g.in_window(g.empty_output([1 << 20], torch.uint8))
+
+
+def check_inference_and_mixed_precision():
+    with group() as g, torch.inference_mode(), torch.autocast(device().type, torch.bfloat16):
+        x = random_bits([B, S, ranks(), D], torch.bfloat16)
+        assert same(g.gather_heads(g.scatter_heads(x)), x)
+
+
+_until_the_end = []
+
+
+def check_open_at_the_end():
+    """A group and an output that are there when the process ends, which does not mind."""
+    g = group()
+    _until_the_end.extend([g, g.scatter_heads(random_bits([B, S, ranks(), D], torch.float32))])
+    assert g.in_window(_until_the_end[1])
+
+
+def check_forks():
+    """A child of this process has none of the library's threads."""
+    with group() as g:
+        child = os.fork()
+        if child == 0:
+            try:
+                g._check()
+                os._exit(1)
+            except RuntimeError:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        g._check()
+
+
 def check_large_outputs():
     with group() as g:
         x = random_bits([1, 2048, 2 * ranks(), 64], torch.bfloat16)
@@ -218,8 +292,8 @@ def check_disagreement():
 
 def check_wrong_shapes():
     with group() as g:
-        x = torch.zeros(B, S, ranks(), D)
-        for call in (lambda: g.scatter_heads(x, out=torch.empty(B, S, 1, D)),
+        x = torch.zeros(B, S, ranks(), D, device=device())
+        for call in (lambda: g.scatter_heads(x, out=torch.empty(B, S, 1, D, device=device())),
                      lambda: g.scatter_heads(x, seq_splits=[1] * ranks()),
                      lambda: g.gather_heads(x, 3 * ranks() * ranks()),
                      lambda: g.scatter_qkv(x.flatten(-2), 5),
@@ -255,7 +329,7 @@ def check_subgroups():
         return
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     x = random_bits([B, S, 2, D], torch.float32)
-    with UlyssesGroup(pairs[rank() // 2], "cpu", timeout_seconds=120) as g:
+    with UlyssesGroup(pairs[rank() // 2], device(), timeout_seconds=120) as g:
         assert (g.rank, g.ranks) == (rank() % 2, 2)
         assert same(g.gather_heads(g.scatter_heads(x)), x)
 

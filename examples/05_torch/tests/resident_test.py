@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from checks import main, random_values, rank, ranks, same
+from checks import device, main, random_values, rank, ranks, same
 from resident import ResidentParameters, reduce_gradients
 from torch import nn
 from ulysses_torch import UlyssesError, UlyssesGroup
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 def _stack(blocks: int = 4) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(*(Block() for _ in range(blocks)))
+    return nn.Sequential(*(Block() for _ in range(blocks))).to(device())
 
 
 def _input(seed: int = 0, dtype=torch.float32):
@@ -42,7 +42,7 @@ def _input(seed: int = 0, dtype=torch.float32):
 
 
 def _group() -> UlyssesGroup:
-    return UlyssesGroup(device="cpu", timeout_seconds=120)
+    return UlyssesGroup(device=device(), timeout_seconds=120)
 
 
 def _my_part(whole: torch.Tensor) -> torch.Tensor:
@@ -139,7 +139,7 @@ def check_state_dict():
             assert same(fresh(_input()), whole(_input()))
 
             # A refused load leaves the rest as it was.
-            wrong = dict(changed, **{"0.up.bias": torch.zeros(2)})
+            wrong = dict(changed, **{"0.up.bias": torch.zeros(2, device=device())})
             try:
                 sharded.load_state_dict(wrong)
                 raise AssertionError("no error")
@@ -264,7 +264,7 @@ def check_outside_of_a_forward():
         resident = ResidentParameters(model, g)
         assert model[0].up.weight.shape == (33, 16) and model[0].up.weight.isnan().all()
         try:
-            model(torch.zeros(5, 7))
+            model(torch.zeros(5, 7, device=device()))
             raise AssertionError("no error")
         except RuntimeError as error:
             assert "shape" in str(error)
