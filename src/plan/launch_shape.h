@@ -8,6 +8,9 @@
 
 namespace ulysses {
 
+// Slots of 127104 bytes were 5 % slower than slots of 131072 (H200, 4 ranks, H=56 D=128 S=128000).
+constexpr size_t kTileAlignment = size_t{4} << 10;
+
 struct LaunchFacts {
   size_t largestPayload = 0;  // the most bytes any rank has for any other
   int nranks = 1;
