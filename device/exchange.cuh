@@ -44,7 +44,7 @@ __device__ __forceinline__ void announce(const Exchange& x) {
   }
 }
 
-// This launch's epoch, its entry, and the table. The last CTA to have read the epoch moves it on for the next launch.
+// This launch's epoch, its entry, and the table.
 __device__ __forceinline__ void enter(const Exchange& x, CtaState& cta) {
   const auto copy = [](void* to, const void* from, uint32_t bytes) {
     for (uint32_t i = threadIdx.x; i < bytes / sizeof(uint64_t); i += blockDim.x) {
@@ -52,8 +52,7 @@ __device__ __forceinline__ void enter(const Exchange& x, CtaState& cta) {
     }
   };
   if (blockIdx.x == 0) announce(x);
-  const uint32_t last = blockDim.x - 1;
-  if (threadIdx.x == last) cta.epoch = loadRelaxed(&x.channel.epoch->value) + 1;
+  if (threadIdx.x == blockDim.x - 1) cta.epoch = loadRelaxed(&x.channel.epoch->value) + 1;
   copy(&cta.table, x.table, sizeof(WorkTable));
   const bool fits = x.blocks <= kCachedBlocks;
   if (fits) copy(cta.cached, x.table->blocks(), x.blocks * sizeof(Block));
@@ -63,11 +62,15 @@ __device__ __forceinline__ void enter(const Exchange& x, CtaState& cta) {
     cta.out[x.channel.rank][i] = reinterpret_cast<uint64_t>(x.out[i]);
   }
   __syncthreads();
-  if (threadIdx.x == last) {
-    __threadfence();
-    if (atomicInc(&x.channel.epoch->tickets, gridDim.x - 1) == gridDim.x - 1) {
-      atomicExch(&x.channel.epoch->value, cta.epoch);
-    }
+}
+
+// Every CTA does, once, anywhere behind enter(): the last one moves the epoch on for the next launch. Best while other
+// warps wait for peers, as the fence and the ticket take as long as an entry does.
+__device__ __forceinline__ void takeTicket(const Exchange& x, const CtaState& cta) {
+  if (threadIdx.x != blockDim.x - 1) return;
+  __threadfence();
+  if (atomicInc(&x.channel.epoch->tickets, gridDim.x - 1) == gridDim.x - 1) {
+    atomicExch(&x.channel.epoch->value, cta.epoch);
   }
 }
 
@@ -268,6 +271,7 @@ struct Lanes {
     copyDirect();
     __syncthreads();
     announceDirect();
+    takeTicket(x, cta);
     if (!runStaged() || !awaitAll()) reportError(x.channel, cta.epoch, KernelError::Aborted, -1);
   }
 };
@@ -276,7 +280,7 @@ template <int kInFlight, class Memory>
 __global__ void __launch_bounds__(kThreads, 1) exchangeKernel(const __grid_constant__ Exchange x) {
   __shared__ CtaState cta;
   enter(x, cta);
-  if (!readEntries(x, cta)) return;
+  if (!readEntries(x, cta)) return takeTicket(x, cta);
   Lanes<kInFlight, Memory>{x, cta}.run();
 }
 
@@ -432,12 +436,13 @@ __global__ void __launch_bounds__(kThreads, 1) smallExchangeKernel(const __grid_
   __shared__ CtaState cta;
   enter(x, cta);
   if (x.contract != 0) sendLines(x, cta, everyPeer(x));  // a wrong call's inputs are not read
-  if (!readEntries(x, cta)) return;
+  if (!readEntries(x, cta)) return takeTicket(x, cta);
   // From the last lane on: the first ones are busy with lines.
   const uint32_t lane = blockIdx.x * blockDim.x + threadIdx.x, lanes = gridDim.x * blockDim.x;
   const Stream& own = cta.table.send[x.channel.rank];
   copyTile<kInFlight, Memory>(cta.blocks + own.firstBlock, own.blocks, {0, own.bytes}, placeOf(cta.in),
                               placeOf(cta.out[x.channel.rank]), lanes - 1 - lane, lanes);
+  takeTicket(x, cta);
   if (!receiveLines<kInFlight / 2>(x, cta)) reportError(x.channel, cta.epoch, KernelError::Aborted, -1);
 }
 
@@ -447,7 +452,7 @@ template <int kInFlight, class Memory>
 __global__ void __launch_bounds__(kThreads, 1) lineExchangeKernel(const __grid_constant__ Exchange x) {
   __shared__ CtaState cta;
   enter(x, cta);
-  if (!readEntries(x, cta)) return;
+  if (!readEntries(x, cta)) return takeTicket(x, cta);
   uint32_t staged = 0;
   for (int peer = 0; peer < x.channel.nranks; ++peer) staged |= (cta.staged[peer] ? 1u : 0u) << peer;
   sendLines(x, cta, staged & everyPeer(x));
@@ -455,6 +460,7 @@ __global__ void __launch_bounds__(kThreads, 1) lineExchangeKernel(const __grid_c
   lanes.copyDirect();
   __syncthreads();
   lanes.announceDirect();
+  takeTicket(x, cta);
   const bool arrived = cta.staged[x.channel.rank] ? receiveLines<kInFlight / 2>(x, cta) : lanes.awaitAll();
   if (!arrived) reportError(x.channel, cta.epoch, KernelError::Aborted, -1);
 }
