@@ -283,6 +283,7 @@ def denoise(job: Job) -> bool:
         with job.group(pool_bytes) as group, job.reference(job.baseline) as (exchange, _):
             model = job.model(exchange)
             _request(job, model, 1)  # torch loads its kernels
+            job.reset_memory()
             result = _two_requests(job, model, group)
             job.add(row="whole", **result, weights_mb=_bytes_of(model.blocks.parameters()) / MB)
             del model
@@ -368,8 +369,10 @@ def train(job: Job) -> bool:
         with job.row(route), job.group(pool_bytes) as group:
             reference = job.reference(route) if route in REFERENCES else contextlib.nullcontext((group, 0))
             with reference as (exchange, buffer):
+                model = job.model(exchange)
                 job.reset_memory(job.options.memory_gb * GB + buffer if job.options.memory_gb else 0)
-                result = _train_by(job, route, job.model(exchange), group)
+                result = _train_by(job, route, model, group)
+                del model
                 result["windows_mb"] += buffer / MB
                 job.add(row=route, **result, retries=job.memory("num_alloc_retries"),
                         torch_mb=in_mb(job.memory("allocated_bytes.all.peak"), buffer),
