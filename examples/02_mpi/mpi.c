@@ -1,6 +1,6 @@
 /* One rank per MPI process: a unique id that MPI broadcasts makes the communicator; MPI is not needed after that.
  *
- *   mpirun -n 4 example_mpi
+ *   mpirun -n 4 example_mpi        with fewer than four cores: mpirun --oversubscribe -n 4 example_mpi
  *
  * Exchanges there and back, into a window (which peers write directly) and out of it, and compares. */
 #include <mpi.h>

@@ -85,7 +85,7 @@ bool runRank(int rank, ulyssesComm_t comm) {
 
   ulyssesPlanInfo_t info = ULYSSES_PLAN_INFO_INITIALIZER;
   ulyssesPlanGetInfo(forward, &info);
-  if (rank == 0) std::printf("path %s: %s\n", info.path, info.reason);
+  if (rank == 0) std::printf("path %s%s%s\n", info.path, info.reason[0] ? ": " : "", info.reason);
   ulyssesPlanDestroy(forward);
   if (backward) ulyssesPlanDestroy(backward);
   return good;
