@@ -1,13 +1,11 @@
 // What a soak gives to the library: host memory, or in a build with CUDA the current GPU's.
 #pragma once
 
-#ifdef ULYSSES_HAVE_CUDA
-#include <cuda_runtime_api.h>
-#endif
-
 #include <cstring>
 #include <utility>
 #include <vector>
+
+#include "soak/content.h"
 
 namespace ulysses::testing {
 
@@ -19,57 +17,51 @@ inline constexpr bool kSoakKnowsDevice = true;
 inline constexpr bool kSoakKnowsDevice = false;
 #endif
 
-// What lies at `from`, wherever that is, after all that was launched before.
-inline std::vector<unsigned char> contentOf([[maybe_unused]] Memory memory, const void* from, size_t bytes) {
-  std::vector<unsigned char> content(bytes);
-  if (bytes == 0) return content;
-#ifdef ULYSSES_HAVE_CUDA
-  if (memory == Memory::Device) {
-    if (cudaDeviceSynchronize() != cudaSuccess ||
-        cudaMemcpy(content.data(), from, bytes, cudaMemcpyDeviceToHost) != cudaSuccess)
-      content.clear();  // equals nothing that is expected
-    return content;
-  }
-#endif
-  std::memcpy(content.data(), from, bytes);
-  return content;
+// Of the current GPU, written and compared there, as the host would take most of a soak's time for it. Memory is taken
+// from what a process keeps; null where there is no more, which the library refuses.
+void* takeOnDevice(size_t bytes);
+void giveBackOnDevice(void* memory, size_t bytes);
+void fillOnDevice(void* to, const Content& content);
+bool heldOnDevice(const void* at, const Content& content);  // after all that was launched before
+size_t usedOnDevice();                                      // bytes, by everyone
+
+// Whether `content` lies there.
+inline bool holds(Memory memory, const void* at, const Content& content) {
+  if (content.bytes() == 0) return true;
+  if (memory == Memory::Device) return heldOnDevice(at, content);
+  return std::memcmp(at, tensor(content.shape, content.seq, content.heads, content.salt).data(), content.bytes()) == 0;
 }
 
 class Buffer {
  public:
-  Buffer(Memory memory, std::vector<unsigned char> content)
-      : memory_(memory), bytes_(content.size()), host_(std::move(content)) {
-#ifdef ULYSSES_HAVE_CUDA
-    if (memory_ == Memory::Host || bytes_ == 0) return;
-    if (cudaMalloc(&device_, bytes_) != cudaSuccess ||
-        cudaMemcpy(device_, host_.data(), bytes_, cudaMemcpyHostToDevice) != cudaSuccess)
-      device_ = nullptr;  // refused by the library
-    host_ = {};
-#endif
+  Buffer(Memory memory, size_t bytes) : memory_(memory), bytes_(bytes) {
+    if (memory_ == Memory::Host)
+      host_.resize(bytes);
+    else
+      device_ = takeOnDevice(bytes);
   }
-  Buffer(Memory memory, size_t bytes) : Buffer(memory, std::vector<unsigned char>(bytes)) {}
+  Buffer(Memory memory, const Content& content) : Buffer(memory, content.bytes()) { write(content); }
   Buffer(Buffer&& other) noexcept
       : memory_(other.memory_),
         bytes_(other.bytes_),
         host_(std::move(other.host_)),
         device_(std::exchange(other.device_, nullptr)) {}
   ~Buffer() {
-#ifdef ULYSSES_HAVE_CUDA
-    if (device_ != nullptr) (void)cudaFree(device_);
-#endif
+    if (device_ != nullptr) giveBackOnDevice(device_, bytes_);
   }
 
-  void* data() {
-    return memory_ == Memory::Device ? device_ : host_.data();
+  void* data() { return memory_ == Memory::Device ? device_ : host_.data(); }
+  const void* data() const { return memory_ == Memory::Device ? device_ : host_.data(); }
+  size_t size() const { return bytes_; }
+  // In its place, and as large as what is there.
+  void write(const Content& content) {
+    if (memory_ == Memory::Host)
+      writeTensor(host_.data(), content.shape, content.seq, content.heads, content.salt);
+    else if (device_ != nullptr)
+      fillOnDevice(device_, content);
   }
-  const void* data() const {
-    return memory_ == Memory::Device ? device_ : host_.data();
-  }
-  size_t size() const {
-    return bytes_;
-  }
-  bool holds(const std::vector<unsigned char>& expected) const {
-    return memory_ == Memory::Host ? host_ == expected : contentOf(memory_, device_, bytes_) == expected;
+  bool holds(const Content& content) const {
+    return content.bytes() == bytes_ && testing::holds(memory_, data(), content);
   }
 
  private:

@@ -23,16 +23,28 @@ inline Part balanced(size_t n, int P, int r) {
 }
 
 // The part [all B, seq, heads, all D] of the global tensor, contiguous.
-inline std::vector<unsigned char> tensor(const Shape& t, Part seq, Part heads, uint64_t salt = 0) {
-  std::vector<unsigned char> out(t.B * seq.second * heads.second * t.D * t.elementBytes);
-  size_t at = 0;
+template <class Element>
+void writeElements(unsigned char* to, const Shape& t, Part seq, Part heads, uint64_t salt) {
   for (size_t b = 0; b < t.B; ++b)
     for (size_t s = seq.first; s < seq.first + seq.second; ++s)
-      for (size_t h = heads.first; h < heads.first + heads.second; ++h)
-        for (size_t d = 0; d < t.D; ++d, at += t.elementBytes) {
-          const uint64_t g = ((b * t.S + s) * t.H + h) * t.D + d + salt;
-          std::memcpy(&out[at], &g, t.elementBytes);  // little-endian: the low bytes
+      for (size_t h = heads.first; h < heads.first + heads.second; ++h) {
+        const uint64_t first = ((b * t.S + s) * t.H + h) * t.D + salt;
+        for (size_t d = 0; d < t.D; ++d, to += sizeof(Element)) {
+          const auto g = static_cast<Element>(first + d);  // the low bytes
+          std::memcpy(to, &g, sizeof g);
         }
+      }
+}
+inline void writeTensor(unsigned char* to, const Shape& t, Part seq, Part heads, uint64_t salt) {
+  const auto write = t.elementBytes == 1   ? writeElements<uint8_t>
+                     : t.elementBytes == 2 ? writeElements<uint16_t>
+                     : t.elementBytes == 4 ? writeElements<uint32_t>
+                                           : writeElements<uint64_t>;
+  write(to, t, seq, heads, salt);
+}
+inline std::vector<unsigned char> tensor(const Shape& t, Part seq, Part heads, uint64_t salt = 0) {
+  std::vector<unsigned char> out(t.B * seq.second * heads.second * t.D * t.elementBytes);
+  writeTensor(out.data(), t, seq, heads, salt);
   return out;
 }
 
