@@ -40,6 +40,13 @@ std::optional<NcclLibrary> loadNccl() {
   ULYSSES_LOOK_UP(ncclRecv);
   ULYSSES_LOOK_UP(ncclGroupStart);
   ULYSSES_LOOK_UP(ncclGroupEnd);
+  ULYSSES_LOOK_UP(ncclCommInitRankConfig);
+  ULYSSES_LOOK_UP(ncclMemAlloc);
+  ULYSSES_LOOK_UP(ncclMemFree);
+  ULYSSES_LOOK_UP(ncclCommWindowRegister);
+  ULYSSES_LOOK_UP(ncclCommWindowDeregister);
+  ULYSSES_LOOK_UP(ncclTeamLsa);
+  ULYSSES_LOOK_UP(ncclGetLsaDevicePointer);
   ULYSSES_LOOK_UP(ncclGetErrorString);
   ULYSSES_LOOK_UP(ncclGetLastError);
 #undef ULYSSES_LOOK_UP
@@ -49,6 +56,11 @@ std::optional<NcclLibrary> loadNccl() {
                         nccl.ncclRecv && nccl.ncclGroupStart && nccl.ncclGroupEnd;
   if (!complete || nccl.ncclGetVersion(&nccl.version) != 0) return std::nullopt;
   return nccl;
+}
+
+bool NcclLibrary::offersWindows() const {
+  return ncclCommInitRankConfig && ncclMemAlloc && ncclMemFree && ncclCommWindowRegister && ncclCommWindowDeregister &&
+         ncclTeamLsa && ncclGetLsaDevicePointer;
 }
 
 // Since 2.9 the code is major * 10000 + minor * 100 + patch; before, major * 1000.
@@ -61,8 +73,13 @@ NcclFacts ncclFacts(const std::optional<NcclLibrary>& nccl) {
   NcclFacts facts;
   if (!nccl) return facts;
   facts.version = nccl->version;
-  const char* shares = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  facts.sharesGpusWhereAsked = shares != nullptr && std::string_view(shares) == "1";
+  const auto isSet = [](const char* name, std::string_view to) {
+    const char* value = std::getenv(name);
+    return value != nullptr && value == to;
+  };
+  facts.sharesGpusWhereAsked = isSet("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+  facts.offersWindows = nccl->offersWindows();
+  facts.cuMemOff = isSet("NCCL_CUMEM_ENABLE", "0");
   return facts;
 }
 

@@ -19,6 +19,16 @@ struct NcclLibrary {
   struct UniqueId {
     char internal[128];
   };
+  // The first members of ncclConfig_t, as version 2.14 had them.
+  struct Config {
+    size_t size = sizeof(Config);
+    unsigned magic = 0xcafebeef, version = 21400;
+    int blocking = 1, unused = 0;
+  };
+  struct Team {
+    int nRanks, rank, stride;
+  };
+  using Window = struct ncclWindow_vidmem*;
 
   Result (*ncclGetVersion)(int* version) = nullptr;
   Result (*ncclGetUniqueId)(UniqueId* id) = nullptr;
@@ -37,10 +47,20 @@ struct NcclLibrary {
   Result (*ncclRecv)(void* buffer, size_t count, int type, int peer, ncclComm* comm, CUstream_st* stream) = nullptr;
   Result (*ncclGroupStart)() = nullptr;
   Result (*ncclGroupEnd)() = nullptr;
+  Result (*ncclCommInitRankConfig)(ncclComm** comm, int nranks, UniqueId id, int rank, Config* config) = nullptr;  // 2.14
+  Result (*ncclMemAlloc)(void** ptr, size_t bytes) = nullptr;                                                     // 2.19
+  Result (*ncclMemFree)(void* ptr) = nullptr;                                                                     // 2.19
+  Result (*ncclCommWindowRegister)(ncclComm* comm, void* ptr, size_t bytes, Window* window, int flags) = nullptr;  // 2.27
+  Result (*ncclCommWindowDeregister)(ncclComm* comm, Window window) = nullptr;                                     // 2.27
+  Team (*ncclTeamLsa)(ncclComm* comm) = nullptr;                                                                   // 2.28
+  Result (*ncclGetLsaDevicePointer)(Window window, size_t offset, int lsaRank, void** ptr) = nullptr;              // 2.29
   const char* (*ncclGetErrorString)(Result result) = nullptr;
   const char* (*ncclGetLastError)(const ncclComm* comm) = nullptr;  // 2.13
 
   int version = 0;  // NCCL_VERSION_CODE
+
+  // Whether all that windows need is there: see NcclFacts.
+  bool offersWindows() const;
 
   // What went wrong, with NCCL's own last words where this version has them.
   std::string textOf(Result result, const ncclComm* comm = nullptr) const;
@@ -57,6 +77,8 @@ std::string ncclVersionText(int version);
 struct NcclFacts {
   int version = 0;               // NCCL_VERSION_CODE; 0: none
   int sharesGpusWhereAsked = 0;  // NCCL_MULTI_RANK_GPU_ENABLE is set
+  int offersWindows = 0;         // every function that registers memory and tells where peers' lies
+  int cuMemOff = 0;              // NCCL_CUMEM_ENABLE=0 is set: it registers nothing then
 };
 NcclFacts ncclFacts(const std::optional<NcclLibrary>& nccl);
 

@@ -116,6 +116,13 @@ const Row kRows[] = {
      "The newest kernel revision to use: 1 = whole pack, 36 CTAs; 2 = tuned; 0 = the newest. The smallest of all ranks "
      "holds.",
      [](const std::string& v, Parameters& p) { return parseIntIn(v, 0, 2, p.kernelRevision); }},
+    {"ULYSSES_WINDOWS", nullptr, "auto|ipc|nccl", "auto",
+     "Who maps windows of device memory: CUDA's handles (ipc), or NCCL 2.29 and later (nccl; ipc where it can't). auto = "
+     "nccl where every rank has a GPU of its own. One rank's ipc holds for all.",
+     [](const std::string& v, Parameters& p) {
+       return parseChoice<WindowsFrom>(
+           v, {{"auto", WindowsFrom::Auto}, {"ipc", WindowsFrom::Ipc}, {"nccl", WindowsFrom::Nccl}}, p.windows);
+     }},
     {"ULYSSES_WINDOW_CAP", nullptr, "bytes (K, M, G)", "the configuration's, or 1G",
      "Most window bytes a rank may register per communicator. The smallest of all ranks holds.",
      [](const std::string& v, Parameters& p) { return parseSize(v, p.windowCapBytes); }},

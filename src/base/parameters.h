@@ -11,12 +11,14 @@ namespace ulysses {
 enum class A2AMode { Auto, Fused, Off };
 enum class MemoryChoice { Auto, Host, Cuda };
 enum class LongTraining { Auto, Chunked };
+enum class WindowsFrom { Auto, Ipc, Nccl };
 
 // What the environment says, read when a communicator is made. An unset or bad value leaves the default.
 struct Parameters {
   A2AMode a2a = A2AMode::Auto;
   MemoryChoice memory = MemoryChoice::Auto;
   LongTraining longTraining = LongTraining::Auto;
+  WindowsFrom windows = WindowsFrom::Auto;
   std::string residency;   // "", persistent, budget:BYTES, transient; parsed by src/param
   int kernelRevision = 0;  // 0 = newest
   std::optional<size_t> windowCapBytes;

@@ -18,6 +18,7 @@ using ulysses::ParameterRow;
 using ulysses::Parameters;
 using ulysses::parameterTable;
 using ulysses::parseBytes;
+using ulysses::WindowsFrom;
 using ulysses::test::linesOf;
 using ulysses::test::rerunTestCase;
 
@@ -96,6 +97,8 @@ TEST_CASE("parameters: every row is read") {
   CHECK(with("ULYSSES_RESIDENCY", "budget:2G").residency == "budget:2g");
   CHECK(with("ULYSSES_RESIDENCY", "transient").residency == "transient");
   CHECK(with("ULYSSES_KERNEL_REVISION", "1").kernelRevision == 1);
+  CHECK(with("ULYSSES_WINDOWS", "ipc").windows == WindowsFrom::Ipc);
+  CHECK(with("ULYSSES_WINDOWS", "NCCL").windows == WindowsFrom::Nccl);
   CHECK(with("ULYSSES_WINDOW_CAP", "512M").windowCapBytes == size_t{512} << 20);
   CHECK(with("ULYSSES_STAGING", "1M").stagingBytes == size_t{1} << 20);
   CHECK(with("ULYSSES_MAX_CTAS", "8").maxCtas == 8);
@@ -123,6 +126,7 @@ TEST_CASE("parameters: a bad value leaves every default") {
       {"ULYSSES_KERNEL_REVISION", "3"},
       {"ULYSSES_KERNEL_REVISION", "-1"},
       {"ULYSSES_KERNEL_REVISION", "2x"},
+      {"ULYSSES_WINDOWS", "cuda"},
       {"ULYSSES_WINDOW_CAP", "0"},
       {"ULYSSES_WINDOW_CAP", "-1"},
       {"ULYSSES_WINDOW_CAP", "1T"},
@@ -173,7 +177,7 @@ TEST_CASE("parameters: the table names each once, with its text and the value in
     CHECK(row.currentValue == row.defaultValue);
   }
   for (const char* name : {"ULYSSES_A2A", "ULYSSES_MEMORY", "ULYSSES_A2A_LONG_TRAINING", "ULYSSES_RESIDENCY",
-                           "ULYSSES_KERNEL_REVISION", "ULYSSES_WINDOW_CAP", "ULYSSES_STAGING", "ULYSSES_MAX_CTAS",
+                           "ULYSSES_KERNEL_REVISION", "ULYSSES_WINDOWS", "ULYSSES_WINDOW_CAP", "ULYSSES_STAGING", "ULYSSES_MAX_CTAS",
                            "ULYSSES_PATH", "ULYSSES_TIMEOUT", "ULYSSES_HOSTID", "ULYSSES_TOPO_FILE",
                            "ULYSSES_SOCKET_IFNAME", "ULYSSES_DEBUG", "ULYSSES_DEBUG_FILE", "ULYSSES_DUMP_DIR"}) {
     INFO(name);
@@ -188,7 +192,7 @@ TEST_CASE("parameters: the table names each once, with its text and the value in
 TEST_CASE("parameters: the defaults that the table prints are those of the struct") {
   for (const char* name :
        {"ULYSSES_A2A", "ULYSSES_MEMORY", "ULYSSES_A2A_LONG_TRAINING", "ULYSSES_KERNEL_REVISION", "ULYSSES_STAGING",
-        "ULYSSES_MAX_CTAS", "ULYSSES_PATH", "ULYSSES_DEBUG", "ULYSSES_DUMP_DIR"}) {
+        "ULYSSES_MAX_CTAS", "ULYSSES_PATH", "ULYSSES_WINDOWS", "ULYSSES_DEBUG", "ULYSSES_DUMP_DIR"}) {
     INFO(name);
     CHECK(with(name, rowOf(name).defaultValue) == Parameters{});
   }
