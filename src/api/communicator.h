@@ -140,6 +140,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status releaseWindow(uint32_t window);  // local
   Status launchPlanned(const Prepared& prepared, const Call& call, Status local);
   Status chooseMemory(uint32_t requested, Deadline deadline);
+  Result<std::unique_ptr<WindowProvider>> chooseProvider(Deadline deadline);  // collective
   Status setUpDevice(size_t capBytes, Deadline deadline);
   void dumpOnce(std::string_view why);  // on the first failure that ends the communicator, unless ULYSSES_DUMP_DIR=off
   Status setUp(const Allgather& addresses, Status local);

@@ -1,6 +1,7 @@
 // Calls on device memory: agreed on the host when they are eager, on the device when they are planned.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "api/buffers.h"
 #include "api/communicator.h"
@@ -13,7 +14,9 @@
 #include "bootstrap/stage.h"
 #include "plan/contract_hash.h"
 #include "topology/decide.h"
+#include "topology/nccl_library.h"
 #include "topology/probe.h"
+#include "window/choice.h"
 
 namespace ulysses {
 namespace {
@@ -103,6 +106,23 @@ Status Communicator::chooseMemory(uint32_t requested, Deadline deadline) {
   return {};
 }
 
+// Who maps windows: NCCL where chooseWindows() says so and it comes to be, else CUDA's handles.
+Result<std::unique_ptr<WindowProvider>> Communicator::chooseProvider(Deadline deadline) {
+  if (nranks_ == 1) return makeDeviceProvider(device_);
+  const std::optional<NcclLibrary> nccl = loadNccl();
+  std::vector<WindowFacts> facts;
+  ULYSSES_TRY(gatherValues(WindowFacts{parameters_.windows, ncclFacts(nccl)}, facts, *channel_, deadline));
+  WindowChoice choice = chooseWindows(facts, ranksPerDevice_);
+  if (choice.nccl) {
+    Result<std::unique_ptr<WindowProvider>> made =
+        makeNcclProvider(*nccl, device_, *agreement_->page(), *channel_, deadline);
+    if (made.ok() || endsCommunicator(made.status())) return made;
+    choice.reason = made.status().message();
+  }
+  ULYSSES_LOG(Info, device_, "rank {} of {}: windows by ipc: {}", rank_, nranks_, choice.reason);
+  return makeDeviceProvider(device_);
+}
+
 // Windows and kernels. What fails here leaves the communicator to its fallback, on all ranks.
 Status Communicator::setUpDevice(size_t capBytes, Deadline deadline) {
   if (nranks_ > 1) {
@@ -119,7 +139,8 @@ Status Communicator::setUpDevice(size_t capBytes, Deadline deadline) {
     ULYSSES_ASSIGN(nccl_, NcclTransport::create(setup, deadline));
   }
   if (!noWindows_.empty()) return {};
-  registrar_ = std::make_unique<Registrar>(rank_, nranks_, makeDeviceProvider(device_), capBytes);
+  ULYSSES_ASSIGN(std::unique_ptr<WindowProvider> provider, chooseProvider(deadline));
+  registrar_ = std::make_unique<Registrar>(rank_, nranks_, std::move(provider), capBytes);
   if (nranks_ == 1) return {};  // nobody to exchange with: no flags, no kernels
   DeviceTransport::Setup setup{};
   setup.rank = rank_;

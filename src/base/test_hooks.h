@@ -10,7 +10,8 @@ namespace ulysses::hooks {
 // Where a failure can be planted on one rank.
 enum class Stage {
   None, ControlMemory, Configuration, Allocate, Open, Commit,
-  Kernels, Flags, Tables, Staging  // of device memory
+  Kernels, Flags, Tables, Staging,  // of device memory
+  NcclId, NcclComm, NcclRegister, NcclAddress  // of windows by NCCL
 };
 
 #ifndef ULYSSES_TESTING

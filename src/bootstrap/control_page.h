@@ -73,6 +73,7 @@ class ControlPage {
     std::atomic<uint32_t> sleeping;
     std::atomic<uint64_t> launches;  // of kernels, outside graphs
     std::atomic<uint32_t> ctas;      // that the communicator holds for it in the ledger of its GPU
+    std::atomic<uint32_t> ncclFailed;  // number of the operation that NCCL's windows failed in there
   };
   // Staged chunks between one sender and one receiver, counted for ever.
   struct alignas(kCacheLine) Chunks {

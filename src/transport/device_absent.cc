@@ -23,5 +23,9 @@ Result<NcclRanks> ncclRanks(ncclComm*) { return Status(ulyssesNotSupported, "thi
 
 std::unique_ptr<WindowProvider> makeDeviceProvider(int) { return nullptr; }
 
+Result<std::unique_ptr<WindowProvider>> makeNcclProvider(const NcclLibrary&, int, ControlPage&, ControlChannel&, Deadline) {
+  return Status(ulyssesNotSupported, "this library was built without CUDA");
+}
+
 }  // namespace ulysses
 #endif

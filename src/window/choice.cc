@@ -34,8 +34,19 @@ std::string whyNotNccl(std::span<const WindowFacts> ranks, int ranksPerDevice) {
 }  // namespace
 
 WindowChoice chooseWindows(std::span<const WindowFacts> ranks, int ranksPerDevice) {
-  std::string reason = ranks.size() < 2 ? "one rank" : whyNotNccl(ranks, ranksPerDevice);
-  return {reason.empty(), std::move(reason)};
+  const std::string reason = ranks.size() < 2 ? "one rank" : whyNotNccl(ranks, ranksPerDevice);
+  return {reason.empty(), reason};
+}
+
+std::string whyNotOneTeam(std::span<const NcclLibrary::Team> teams) {
+  for (size_t r = 0; r < teams.size(); ++r) {
+    const NcclLibrary::Team& t = teams[r];
+    if (t.nRanks != static_cast<int>(teams.size()))
+      return formatText("NCCL's LSA team of rank {} has {} of {} ranks", r, t.nRanks, teams.size());
+    if (t.rank != static_cast<int>(r) || t.stride != 1)
+      return formatText("in NCCL's LSA team rank {} is number {}, in steps of {}", r, t.rank, t.stride);
+  }
+  return "";
 }
 
 }  // namespace ulysses

@@ -25,4 +25,7 @@ struct WindowChoice {
 // it tried also where ranks share a GPU.
 WindowChoice chooseWindows(std::span<const WindowFacts> ranks, int ranksPerDevice);
 
+// Why the LSA teams that NCCL tells, by rank, are not one of all ranks in their order; "" where they are.
+std::string whyNotOneTeam(std::span<const NcclLibrary::Team> teams);
+
 }  // namespace ulysses

@@ -26,6 +26,9 @@ class WindowProvider {
   // kernels that wait for other ranks.
   virtual bool unmapsAnytime() const { return true; }
 
+  // Whether new windows have one size on all ranks, and go as a whole, on all ranks in one order: NCCL's registrations.
+  virtual bool symmetric() const { return false; }
+
   // Collective: every rank brings `bytes` of new memory (0: none) and maps the others'. The outcome is agreed: on a
   // failure anywhere nothing is left on any rank and all return the first failing rank's code and text.
   virtual Status allocate(size_t bytes, ControlChannel& channel, std::vector<WindowPart>& parts, Deadline deadline) = 0;
@@ -43,5 +46,14 @@ class WindowProvider {
 std::unique_ptr<WindowProvider> makeHostProvider();
 // Device memory of CUDA device `device`, mapped into the other processes. In builds with CUDA.
 std::unique_ptr<WindowProvider> makeDeviceProvider(int device);
+
+class ControlPage;
+struct NcclLibrary;
+// The same through NCCL's windows, on ranks that chooseWindows() found able to. Collective; the outcome is agreed, and
+// its text says why there is none. `page`: of these ranks; outlives the provider, as `channel` does. Memory
+// of the caller's own, and all new memory after a registration that failed, is as that of makeDeviceProvider(). In builds
+// with CUDA.
+Result<std::unique_ptr<WindowProvider>> makeNcclProvider(const NcclLibrary& nccl, int device, ControlPage& page,
+                                                         ControlChannel& channel, Deadline deadline);
 
 }  // namespace ulysses

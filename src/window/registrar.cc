@@ -1,8 +1,9 @@
 #include "window/registrar.h"
 
-#include "base/format.h"
-
 #include <algorithm>
+
+#include "base/format.h"
+#include "bootstrap/gather_values.h"
 
 namespace ulysses {
 
@@ -14,20 +15,41 @@ Status Registrar::fits(size_t bytes) const {
                             bytes, used_, cap_));
 }
 
+Status Registrar::widest(size_t* bytes, ControlChannel& channel, Deadline deadline) const {
+  struct Wish {
+    uint64_t bytes, free;
+  };
+  std::vector<Wish> wishes;
+  ULYSSES_TRY(gatherValues(Wish{*bytes, freeBytes()}, wishes, channel, deadline));
+  for (const Wish& w : wishes) *bytes = std::max<size_t>(*bytes, w.bytes);
+  for (size_t r = 0; r < wishes.size(); ++r)
+    if (*bytes > wishes[r].free)
+      return Status(ulyssesOutOfMemory,
+                    formatText("rank {}: {} more window bytes wanted by a rank, which all register alike, and {} are "
+                               "free under the cap (ULYSSES_WINDOW_CAP, ulyssesConfig_t.windowCapBytes)",
+                               r, *bytes, wishes[r].free));
+  return {};
+}
+
 Status Registrar::allocate(size_t bytes, ControlChannel& channel, Deadline deadline, uint32_t* window) {
-  std::vector<WindowPart> parts;
+  Window made;
+  made.bytes = made.counted = bytes;
+  made.symmetric = provider_->symmetric();
   graveyard_.clear();
-  ULYSSES_TRY(provider_->allocate(bytes, channel, parts, deadline));
-  *window = keep(std::move(parts), bytes, false);
-  if (bytes == 0) unannounced_.push_back(*window);  // nothing that could be given back later
+  if (made.symmetric) ULYSSES_TRY(widest(&made.counted, channel, deadline));
+  ULYSSES_TRY(provider_->allocate(made.counted, channel, made.parts, deadline));
+  *window = keep(std::move(made));
+  if (bytes == 0) release(*window);  // nothing that could be given back later
   return {};
 }
 
 Status Registrar::adopt(void* ptr, size_t bytes, ControlChannel& channel, Deadline deadline, uint32_t* window) {
-  std::vector<WindowPart> parts;
+  Window made;
+  made.bytes = made.counted = bytes;
+  made.adopted = true;
   graveyard_.clear();
-  ULYSSES_TRY(provider_->adopt(ptr, bytes, channel, parts, deadline));
-  *window = keep(std::move(parts), bytes, true);
+  ULYSSES_TRY(provider_->adopt(ptr, bytes, channel, made.parts, deadline));
+  *window = keep(std::move(made));
   return {};
 }
 
@@ -44,12 +66,12 @@ Status Registrar::adoptable(const void* ptr, size_t bytes) const {
 }
 
 // The number is the smallest that no rank uses any more.
-uint32_t Registrar::keep(std::vector<WindowPart> parts, size_t bytes, bool adopted) {
+uint32_t Registrar::keep(Window made) {
   uint32_t window = 1;
   while (windows_.count(window) != 0) ++window;
-  if (bytes != 0) starts_[reinterpret_cast<uintptr_t>(parts[static_cast<size_t>(rank_)].base)] = window;
-  windows_[window] = {std::move(parts), bytes, 0, adopted};
-  used_ += bytes;
+  if (made.bytes != 0) starts_[reinterpret_cast<uintptr_t>(made.parts[static_cast<size_t>(rank_)].base)] = window;
+  used_ += made.counted;
+  windows_[window] = std::move(made);
   return window;
 }
 
@@ -79,9 +101,9 @@ void Registrar::release(uint32_t window) {
 
 void Registrar::giveBack(Window& w) {
   if (w.bytes != 0) starts_.erase(reinterpret_cast<uintptr_t>(w.parts[static_cast<size_t>(rank_)].base));
-  used_ -= w.bytes;
-  w.bytes = 0;
-  bury(w.parts[static_cast<size_t>(rank_)]);
+  used_ -= w.counted;
+  w.bytes = w.counted = 0;
+  if (!w.symmetric) bury(w.parts[static_cast<size_t>(rank_)]);
 }
 
 void Registrar::bury(WindowPart& part) {
@@ -97,8 +119,10 @@ void Registrar::drop(int rank, uint32_t window) {
   const auto it = windows_.find(window);
   if (it == windows_.end()) return;
   if (rank == rank_) unannounced_.erase(std::find(unannounced_.begin(), unannounced_.end(), window));
-  else bury(it->second.parts[static_cast<size_t>(rank)]);
-  if (++it->second.dropped == nranks_) windows_.erase(it);
+  else if (!it->second.symmetric) bury(it->second.parts[static_cast<size_t>(rank)]);
+  if (++it->second.dropped < nranks_) return;
+  for (WindowPart& part : it->second.parts) bury(part);
+  windows_.erase(it);
 }
 
 void Registrar::retire(uint32_t window) {

@@ -34,7 +34,8 @@ class Registrar {
   Status fits(size_t bytes) const;
 
   // Collective, after every rank has been found to fit. The new window's number is the same on all ranks: the smallest
-  // that no rank uses any more.
+  // that no rank uses any more. Where windows are symmetric, each has and counts as much as the rank that asks for most,
+  // and its memory goes when the last rank has given it back.
   Status allocate(size_t bytes, ControlChannel& channel, Deadline deadline, uint32_t* window);
   // Likewise of the caller's own memory, which has been found to be adoptable on every rank.
   Status adopt(void* ptr, size_t bytes, ControlChannel& channel, Deadline deadline, uint32_t* window);
@@ -62,12 +63,16 @@ class Registrar {
  private:
   struct Window {
     std::vector<WindowPart> parts;
-    size_t bytes = 0;     // this rank's, 0 once released
-    int dropped = 0;      // ranks that have given their part back, as all ranks know
-    bool adopted = false;  // the caller's memory
+    size_t bytes = 0;        // this rank's, 0 once released
+    size_t counted = 0;      // of the cap
+    int dropped = 0;         // ranks that have given their part back, as all ranks know
+    bool adopted = false;    // the caller's memory
+    bool symmetric = false;  // unmapped as a whole
   };
 
-  uint32_t keep(std::vector<WindowPart> parts, size_t bytes, bool adopted);
+  // Collective: the most that a rank asks for, where every rank's cap allows it.
+  Status widest(size_t* bytes, ControlChannel& channel, Deadline deadline) const;
+  uint32_t keep(Window window);
   void giveBack(Window& window);
   void bury(WindowPart& part);
 

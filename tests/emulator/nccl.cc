@@ -1,5 +1,13 @@
 // Looks like NCCL 2.30 to the library, over the emulated streams: ranks, threads or processes, meet in a file of shared
-// memory that the unique id names, and pass messages through a box for each pair.
+// memory that the unique id names, and pass messages through a box for each pair. Windows are memory of the emulated
+// driver, mapped by all. What goes wrong with them is chosen by ULYSSES_EMULATED_NCCL:
+//   old         this is 2.28
+//   lsa         every rank is a team of its own
+//   plain       nothing is registered, and nothing said of it
+//   refuses     registering fails on all ranks
+//   stuck       registering is never over
+//   unmapped    there are no addresses
+#include <cuda.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,10 +18,14 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,8 +34,14 @@ struct CUstream_st;
 
 namespace {
 
-constexpr int kSuccess = 0, kInvalidArgument = 4, kInvalidUsage = 5, kMostRanks = 8;
-constexpr size_t kBox = size_t{256} << 10;
+constexpr int kSuccess = 0, kCudaError = 1, kInternalError = 3, kInvalidArgument = 4, kInvalidUsage = 5, kInProgress = 7,
+              kMostRanks = 8;
+constexpr size_t kBox = size_t{256} << 10, kGranularity = size_t{2} << 20;
+
+bool goesWrong(std::string_view how) {
+  const char* text = std::getenv("ULYSSES_EMULATED_NCCL");
+  return text != nullptr && how == text;
+}
 
 // One message at a time, in pieces.
 struct Box {
@@ -31,13 +49,28 @@ struct Box {
   size_t bytes;                           // of the piece
   unsigned char data[kBox];
 };
+// What a rank registers, and where in the team's address space.
+struct Offer {
+  std::atomic<uint64_t> posted, mapped;  // registrations
+  int pid, fd;
+  size_t bytes, offset;
+};
 struct Shared {
   std::atomic<int> joined;
+  Offer offers[kMostRanks];
   Box boxes[kMostRanks][kMostRanks];  // [from][to]
 };
 
 struct UniqueId {
   char internal[128];
+};
+struct Config {
+  size_t size;
+  unsigned magic, version;
+  int blocking;
+};
+struct Team {
+  int nRanks, rank, stride;
 };
 
 }  // namespace
@@ -45,7 +78,19 @@ struct UniqueId {
 struct ncclComm {
   int rank, nranks, device;
   Shared* shared;
+  std::string name;
   std::atomic<bool> aborted{false};
+  bool blocking = true;
+  std::thread worker;  // where it does not block
+  std::atomic<int> state{kSuccess};
+  uint64_t registrations = 0;
+  std::map<size_t, size_t> space;  // offset and bytes of what is registered: the same on all ranks, or nothing fits
+};
+
+struct ncclWindow_vidmem {
+  ncclComm* comm;
+  size_t bytes, offset;
+  std::vector<CUdeviceptr> bases;  // of all ranks
 };
 
 namespace {
@@ -92,6 +137,61 @@ void enqueue(CUstream_st* stream, std::function<void()> work) {
 int currentDevice() {
   static const auto give = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "ulyssesEmulatorDevice"));
   return give();
+}
+void setDevice(int device) {
+  static const auto set = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "ulyssesEmulatorSetDevice"));
+  set(device);
+}
+template <class Function>
+Function driver(Function, const char* name) {
+  static const auto give = reinterpret_cast<void* (*)(const char*)>(dlsym(RTLD_DEFAULT, "ulyssesEmulatorDriver"));
+  return reinterpret_cast<Function>(give(name));
+}
+#define DRIVER(name) driver(&name, #name)
+
+// Does it now, or leaves it to a thread.
+int go(const std::shared_ptr<ncclComm>& c, std::function<int()> work) {
+  if (c->blocking) return work();
+  if (c->worker.joinable()) c->worker.join();
+  c->state = kInProgress;
+  c->worker = std::thread([comm = c.get(), w = std::move(work)] { comm->state = w(); });
+  return kInProgress;
+}
+// Until all ranks are there, or this one gives up.
+template <class There>
+bool await(const ncclComm& c, const There& there) {
+  for (int r = 0; r < c.nranks; ++r)
+    while (!there(r)) {
+      if (c.aborted) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  return true;
+}
+void end(const std::shared_ptr<ncclComm>& c) {
+  if (c->worker.joinable()) c->worker.join();
+}
+
+bool map(CUmemGenericAllocationHandle handle, size_t bytes, int device, CUdeviceptr* at) {
+  if (DRIVER(cuMemAddressReserve)(at, bytes, 0, 0, 0) != CUDA_SUCCESS) return false;
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = device;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  return DRIVER(cuMemMap)(*at, bytes, 0, handle, 0) == CUDA_SUCCESS &&
+         DRIVER(cuMemSetAccess)(*at, bytes, &access, 1) == CUDA_SUCCESS;
+}
+void unmap(CUdeviceptr at, size_t bytes) {
+  DRIVER(cuMemUnmap)(at, bytes);
+  DRIVER(cuMemAddressFree)(at, bytes);
+}
+
+struct Memory {
+  size_t bytes;
+  int fd;
+};
+std::map<void*, Memory>& memories() {
+  static auto* all = new std::map<void*, Memory>;
+  return *all;
 }
 
 bool advance(ncclComm& comm, Part& p) {
@@ -150,7 +250,7 @@ int add(ncclComm* comm, CUstream_st* stream, std::vector<Part> parts) {
 extern "C" {
 
 int ncclGetVersion(int* version) {
-  *version = 23007;
+  *version = goesWrong("old") ? 22809 : 23007;
   return kSuccess;
 }
 const char* ncclGetErrorString(int) {
@@ -166,9 +266,10 @@ int ncclGetUniqueId(UniqueId* id) {
   std::snprintf(id->internal, sizeof id->internal, "/ulysses-emulated-%d-%d", getpid(), ++count);
   return kSuccess;
 }
-int ncclCommInitRank(ncclComm** comm, int nranks, UniqueId id, int rank) {
+int ncclCommInitRankConfig(ncclComm** comm, int nranks, UniqueId id, int rank, Config* config) {
   *comm = nullptr;
   if (nranks > kMostRanks || rank < 0 || rank >= nranks) return kInvalidArgument;
+  if (config != nullptr && (config->magic != 0xcafebeef || config->size < 20)) return kInvalidArgument;
   const int fd = shm_open(id.internal, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd < 0 || ftruncate(fd, sizeof(Shared)) != 0) return kInvalidUsage;
   void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -179,30 +280,161 @@ int ncclCommInitRank(ncclComm** comm, int nranks, UniqueId id, int rank) {
   c->nranks = nranks;
   c->device = currentDevice();
   c->shared = static_cast<Shared*>(memory);
-  ++c->shared->joined;
-  while (c->shared->joined < nranks) std::this_thread::sleep_for(std::chrono::microseconds(100));
-  if (rank == 0) shm_unlink(id.internal);
+  c->name = id.internal;
+  c->blocking = config == nullptr || config->blocking != 0;
   *comm = c.get();
-  const std::lock_guard lock(*handlesMutex());
-  handles().emplace_back(c.get(), std::move(c));
-  return kSuccess;
+  {
+    const std::lock_guard lock(*handlesMutex());
+    handles().emplace_back(c.get(), c);
+  }
+  return go(c, [comm = c.get()] {
+    ++comm->shared->joined;
+    const bool met = await(*comm, [&](int) { return comm->shared->joined >= comm->nranks; });
+    if (comm->rank == 0) shm_unlink(comm->name.c_str());
+    return met ? kSuccess : kInternalError;
+  });
+}
+int ncclCommInitRank(ncclComm** comm, int nranks, UniqueId id, int rank) {
+  return ncclCommInitRankConfig(comm, nranks, id, rank, nullptr);
 }
 int ncclCommAbort(ncclComm* comm) {
   const std::shared_ptr<ncclComm> c = find(comm);
   if (c == nullptr) return kInvalidArgument;
   c->aborted = true;
+  end(c);
+  if (c->shared->joined < c->nranks) shm_unlink(c->name.c_str());
   const std::lock_guard lock(*handlesMutex());
   std::erase_if(handles(), [&](const auto& h) { return h.first == comm; });
   return kSuccess;
 }
 int ncclCommDestroy(ncclComm* comm) {
+  const std::shared_ptr<ncclComm> c = find(comm);
+  if (c == nullptr) return kInvalidArgument;
+  end(c);
   const std::lock_guard lock(*handlesMutex());
-  return std::erase_if(handles(), [&](const auto& h) { return h.first == comm; }) == 1 ? kSuccess : kInvalidArgument;
-}
-int ncclCommGetAsyncError(ncclComm*, int* error) {
-  *error = kSuccess;
+  std::erase_if(handles(), [&](const auto& h) { return h.first == comm; });
   return kSuccess;
 }
+int ncclCommGetAsyncError(ncclComm* comm, int* error) {
+  *error = comm->state;
+  return kSuccess;
+}
+
+int ncclMemAlloc(void** ptr, size_t bytes) {
+  *ptr = nullptr;
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  prop.location.id = currentDevice();
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  bytes = (bytes + kGranularity - 1) / kGranularity * kGranularity;
+  CUmemGenericAllocationHandle handle = 0;
+  CUdeviceptr at = 0;
+  Memory m{bytes, -1};
+  if (DRIVER(cuMemCreate)(&handle, bytes, &prop, 0) != CUDA_SUCCESS) return kCudaError;
+  const bool mapped = map(handle, bytes, prop.location.id, &at) &&
+                      DRIVER(cuMemExportToShareableHandle)(&m.fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS;
+  DRIVER(cuMemRelease)(handle);
+  if (!mapped) return kCudaError;
+  *ptr = reinterpret_cast<void*>(at);
+  const std::lock_guard lock(*handlesMutex());
+  memories()[*ptr] = m;
+  return kSuccess;
+}
+int ncclMemFree(void* ptr) {
+  Memory m{};
+  {
+    const std::lock_guard lock(*handlesMutex());
+    const auto found = memories().find(ptr);
+    if (found == memories().end()) return kInvalidArgument;
+    m = found->second;
+    memories().erase(found);
+  }
+  unmap(reinterpret_cast<CUdeviceptr>(ptr), m.bytes);
+  close(m.fd);
+  return kSuccess;
+}
+
+int ncclCommWindowRegister(ncclComm* comm, void* ptr, size_t bytes, ncclWindow_vidmem** window, int) {
+  *window = nullptr;
+  const std::shared_ptr<ncclComm> c = find(comm);
+  if (c == nullptr || ptr == nullptr || bytes == 0) return kInvalidArgument;
+  const char* cuMem = std::getenv("NCCL_CUMEM_ENABLE");
+  if (goesWrong("plain") || (cuMem != nullptr && std::string_view(cuMem) == "0")) return kSuccess;
+  if (goesWrong("refuses")) return kInvalidUsage;
+  Memory memory{};
+  {
+    const std::lock_guard lock(*handlesMutex());
+    const auto found = memories().find(ptr);
+    if (found == memories().end() || bytes > found->second.bytes) return kInvalidArgument;
+    memory = found->second;
+  }
+  return go(c, [comm, memory, window] {
+    if (goesWrong("stuck")) {
+      while (!comm->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return kInternalError;
+    }
+    setDevice(comm->device);
+    size_t offset = 0;  // the first gap
+    for (const auto& [at, size] : comm->space) {
+      if (offset + memory.bytes <= at) break;
+      offset = at + size;
+    }
+    const uint64_t k = ++comm->registrations;
+    Offer& mine = comm->shared->offers[comm->rank];
+    mine.pid = getpid();
+    mine.fd = memory.fd;
+    mine.bytes = memory.bytes;
+    mine.offset = offset;
+    mine.posted = k;
+    if (!await(*comm, [&](int r) { return comm->shared->offers[r].posted >= k; })) return kInternalError;
+    auto made = std::make_unique<ncclWindow_vidmem>();
+    made->comm = comm;
+    made->bytes = memory.bytes;
+    made->offset = offset;
+    bool good = true;
+    for (int r = 0; r < comm->nranks && good; ++r) {
+      const Offer& theirs = comm->shared->offers[r];
+      good = theirs.bytes == memory.bytes && theirs.offset == offset;
+      char path[64];
+      std::snprintf(path, sizeof path, "/proc/%d/fd/%d", theirs.pid, theirs.fd);
+      const int fd = good ? open(path, O_RDWR | O_CLOEXEC) : -1;
+      CUmemGenericAllocationHandle handle = 0;
+      CUdeviceptr at = 0;
+      good = fd >= 0 && DRIVER(cuMemImportFromShareableHandle)(&handle, reinterpret_cast<void*>(static_cast<intptr_t>(fd)),
+                                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == CUDA_SUCCESS;
+      if (fd >= 0) close(fd);
+      if (!good) break;
+      good = map(handle, memory.bytes, comm->device, &at);
+      DRIVER(cuMemRelease)(handle);
+      made->bases.push_back(at);
+    }
+    mine.mapped = k;
+    if (!await(*comm, [&](int r) { return comm->shared->offers[r].mapped >= k; })) return kInternalError;
+    if (!good) return kInternalError;
+    comm->space[offset] = memory.bytes;
+    *window = made.release();
+    return kSuccess;
+  });
+}
+int ncclCommWindowDeregister(ncclComm* comm, ncclWindow_vidmem* window) {
+  if (window == nullptr) return kSuccess;
+  if (find(comm) == nullptr || window->comm != comm) return kInvalidArgument;
+  for (const CUdeviceptr at : window->bases) unmap(at, window->bytes);
+  comm->space.erase(window->offset);
+  delete window;
+  return kSuccess;
+}
+int ncclGetLsaDevicePointer(ncclWindow_vidmem* window, size_t offset, int rank, void** ptr) {
+  if (goesWrong("unmapped") || window == nullptr || rank < 0 || rank >= window->comm->nranks || offset >= window->bytes)
+    return kInvalidArgument;
+  *ptr = reinterpret_cast<void*>(window->bases[static_cast<size_t>(rank)] + offset);
+  return kSuccess;
+}
+Team ncclTeamLsa(ncclComm* comm) {
+  return goesWrong("lsa") ? Team{1, 0, 1} : Team{comm->nranks, comm->rank, 1};
+}
+
 int ncclCommCount(const ncclComm* comm, int* count) {
   *count = comm->nranks;
   return kSuccess;

@@ -307,6 +307,15 @@ extern "C" __attribute__((visibility("default"))) void ulyssesEmulatorEnqueue(CU
 extern "C" __attribute__((visibility("default"))) int ulyssesEmulatorDevice() {
   return ulysses::emulator::currentGpu();
 }
+extern "C" __attribute__((visibility("default"))) int ulyssesEmulatorSetDevice(int device) {
+  return cudaSetDevice(device);
+}
+extern "C" __attribute__((visibility("default"))) void* ulyssesEmulatorDriver(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  (void)cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
+  return function;
+}
 
 extern "C" {
 
