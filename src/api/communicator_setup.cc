@@ -130,7 +130,9 @@ Status Communicator::setUp(const Allgather& addresses, Status local) {
   }
   ULYSSES_LOG(Info, -1, "communicator{}{}: rank {} of {}, {} host(s), {}, window cap {} bytes",
               config_.name.empty() ? "" : " ", config_.name, rank_, nranks_, channel_->nHosts(),
-              registrar_ ? onDevice() ? "windows in device memory" : "windows in host memory" : noWindows_.c_str(),
+              !registrar_  ? noWindows_
+              : onDevice() ? formatText("windows in device memory by {}", registrar_->provider())
+                           : "windows in host memory",
               cap);
   return {};
 }

@@ -27,6 +27,7 @@ class Registrar {
   Registrar(int rank, int nranks, std::unique_ptr<WindowProvider> provider, size_t capBytes)
       : rank_(rank), nranks_(nranks), provider_(std::move(provider)), cap_(capBytes) {}
 
+  const char* provider() const { return provider_->name(); }
   size_t capBytes() const { return cap_; }
   size_t usedBytes() const { return used_; }
   size_t freeBytes() const { return cap_ - used_; }

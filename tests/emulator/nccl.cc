@@ -7,6 +7,7 @@
 //   refuses     registering fails on all ranks
 //   stuck       registering is never over
 //   unmapped    there are no addresses
+//   dies        the process ends when it registers
 #include <cuda.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -361,6 +362,7 @@ int ncclCommWindowRegister(ncclComm* comm, void* ptr, size_t bytes, ncclWindow_v
   if (c == nullptr || ptr == nullptr || bytes == 0) return kInvalidArgument;
   const char* cuMem = std::getenv("NCCL_CUMEM_ENABLE");
   if (goesWrong("plain") || (cuMem != nullptr && std::string_view(cuMem) == "0")) return kSuccess;
+  if (goesWrong("dies")) _exit(9);
   if (goesWrong("refuses")) return kInvalidUsage;
   Memory memory{};
   {
