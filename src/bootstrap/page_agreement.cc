@@ -15,6 +15,8 @@ namespace ulysses {
 namespace {
 
 constexpr long kSleepSliceMs = 5;  // how late a death is noticed at most
+// Who destroys in the middle has mostly seen a death, by a connection that was closed before the lifeline tells others.
+constexpr int64_t kDeathBeforeDepartureNs = 100000000;
 constexpr int64_t kYieldNs = 200000;  // by the clock: on a busy machine one yield may take milliseconds
 
 class PageAgreement final : public Agreement {
@@ -212,17 +214,24 @@ class PageAgreement final : public Agreement {
   // Why round k cannot complete, if so. `awaited` is the rank a transfer waits for, or -1: all that have not posted.
   Trouble trouble(uint64_t k, int awaited, Deadline deadline) {
     if (const int by = static_cast<int>(page_.aborted().load()); by != 0) return {Decision::Aborted, by - 1};
-    int missing = awaited, posted = -1;
+    int missing = awaited, posted = -1, departed = -1, died = -1;
     bool settled = true;  // every rank has observed the round before: only then may this one fail and the next begin
     for (int r = 0; r < nranks_; ++r) {
       if (r == rank_) continue;
       const Lane lane(page_.rank(r).lane.load(std::memory_order_acquire));
       settled = settled && lane.observed(k - 1);
+      if (died < 0 && page_.rank(r).departed.load() == 0 && channel_.dead(r)) died = r;
       if (page_.round(k).posted[r].load(std::memory_order_acquire) == k) continue;
       if (missing < 0) missing = r;
-      if (page_.rank(r).departed.load() != 0) return {Decision::Departed, r};
-      if (channel_.dead(r)) return {Decision::Died, r};
+      if (r == died) return {Decision::Died, r};
+      if (departed < 0 && page_.rank(r).departed.load() != 0) departed = r;
       if (posted < 0 && lane.observed(k - 1) && lane.hits() > hits_) posted = r;
+    }
+    if (departed >= 0) {
+      if (died >= 0) return {Decision::Died, died};
+      if (departureSeen_ == 0) departureSeen_ = steadyNs();
+      if (steadyNs() - departureSeen_ > kDeathBeforeDepartureNs || deadline.passed()) return {Decision::Departed, departed};
+      return {};
     }
     if (awaited < 0 && settled && posted >= 0) return {Decision::PostedInstead, posted};
     if (missing >= 0 && deadline.passed()) return {Decision::TimedOut, missing};
@@ -280,6 +289,7 @@ class PageAgreement final : public Agreement {
   uint32_t hits_ = 0;     // posted since round next_ - 1
   Status sticky_;
   const int spins_;
+  int64_t departureSeen_ = 0;
   // State of idle(), kept between its calls.
   uint32_t idleBell_ = 0;
   int idleTurns_ = 0;

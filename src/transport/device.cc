@@ -502,18 +502,20 @@ class CudaTransport final : public DeviceTransport {
     if (const int by = static_cast<int>(page.aborted().load()); by != 0)
       return Status(ulyssesRemoteError, formatText("rank {} aborted the communicator", by - 1));
     const uint64_t mine = page.rank(s_.rank).launches.load();
+    Status destroyed;  // mostly of one that has seen another's death
     for (int r = 0; r < s_.nranks; ++r) {
       if (r == s_.rank) continue;
       const bool behind = page.rank(r).launches.load(std::memory_order_acquire) < mine;
       if (page.rank(r).departed.load() != 0) {
-        if (busy && behind) return Status(ulyssesRemoteError, formatText("rank {} has destroyed its communicator", r));
+        if (busy && behind && destroyed.ok())
+          destroyed = Status(ulyssesRemoteError, formatText("rank {} has destroyed its communicator", r));
       } else if (s_.channel->dead(r)) {
         return Status(ulyssesRemoteError, formatText("the process of rank {} has died", r));
       } else if (busy && behind && s_.timeoutMs >= 0 && nowMs() - launchedMs_.load() > s_.timeoutMs) {
         return Status(ulyssesTimeout, formatText("rank {} did not launch the exchange before the deadline", r));
       }
     }
-    return {};
+    return destroyed;
   }
 
   const Setup s_;

@@ -108,6 +108,26 @@ TEST_CASE("a rank killed at any point is named by the others, and leaves nobody 
   }
 }
 
+// The connections of a process that dies are closed before its death can be seen: a peer may have noticed, and destroyed
+// its communicator, while another still takes the dead for alive.
+TEST_CASE("a rank is named that dies just after another has destroyed its communicator", "[hostile]") {
+  std::vector<std::string> texts = runJob(3, kNothing, [](int rank, ulyssesResult_t init, ulyssesComm_t comm) -> std::string {
+    EXPECT_OK(init);
+    std::string text = exchangeExact(kSmall, 3, rank, comm);
+    if (rank == 2) return text;  // and destroys
+    if (rank == 0) {
+      usleep(20000);
+      kill(getpid(), SIGKILL);
+    }
+    text += exchangeExact(kSmall, 3, rank, comm);
+    EXPECT_RANK(!text.empty() && lastErrorHas("the process of rank 0 has died"));
+    return "";
+  });
+  CHECK(texts[0] == "killed by signal 9");
+  texts[0].clear();
+  CHECK(failures(texts) == "");
+}
+
 // ULYSSES_TEST_LATE_MS=20000 for a long run.
 TEST_CASE("ranks that start one after the other", "[hostile]") {
   const auto late = static_cast<useconds_t>(countFrom("ULYSSES_TEST_LATE_MS", 700)) * 1000;

@@ -72,10 +72,11 @@ inline std::string crc(const std::vector<unsigned char>& bytes) {
 class Fenced {
  public:
   explicit Fenced(size_t bytes, size_t shift = 0, unsigned char fill = 0xEE)
-      : bytes_(bytes), memory_(bytes + 256 + shift, 0xA5) {
+      : bytes_(bytes), memory_(bytes + 256 + shift, fill) {
     const auto address = reinterpret_cast<uintptr_t>(memory_.data()) + 64;
     data_ = memory_.data() + 64 + (64 - address % 64) % 64 + shift;
-    std::memset(data_, fill, bytes);
+    std::memset(data_ - 64, 0xA5, 64);
+    std::memset(data_ + bytes, 0xA5, 64);
   }
   explicit Fenced(const std::vector<unsigned char>& content, size_t shift = 0) : Fenced(content.size(), shift) {
     if (!content.empty()) std::memcpy(data_, content.data(), content.size());
