@@ -308,6 +308,18 @@ DeviceMemory::~DeviceMemory() {
   driver.unreserve(start, offer_.mappedBytes);
 }
 
+Result<size_t> allocationBytes(const void* ptr) {
+  const Driver& driver = Driver::instance();
+  if (!driver.complete) return Status(ulyssesNotSupported, "the CUDA driver is too old to tell of allocations");
+  CUdeviceptr base = 0;
+  size_t bytes = 0;
+  int device = -1;
+  ULYSSES_TRY(runtimeStatus(cudaGetDevice(&device), "cudaGetDevice", device));
+  ULYSSES_TRY(driver.status(driver.addressRange(&base, &bytes, reinterpret_cast<CUdeviceptr>(ptr)),
+                            "cuMemGetAddressRange", device));
+  return bytes;
+}
+
 }  // namespace ulysses
 
 #endif  // ULYSSES_HAVE_CUDA

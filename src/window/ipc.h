@@ -70,4 +70,7 @@ class DeviceMemory {
   std::shared_ptr<DeviceMemory> owner_;
 };
 
+// Bytes of the allocation that `ptr` lies in, on the current device.
+Result<size_t> allocationBytes(const void* ptr);
+
 }  // namespace ulysses

@@ -3,9 +3,9 @@
 // of the fallback may be aborted at any time, and the windows with it, while kernels write them.
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <thread>
 
-#include "base/checked.h"
 #include "base/cuda_support.h"
 #include "base/format.h"
 #include "base/log.h"
@@ -14,13 +14,14 @@
 #include "bootstrap/gather_values.h"
 #include "bootstrap/stage.h"
 #include "topology/nccl_library.h"
+#include "window/arena.h"
 #include "window/choice.h"
+#include "window/ipc.h"
 #include "window/provider.h"
 
 namespace ulysses {
 namespace {
 
-constexpr size_t kGranularity = size_t{2} << 20;  // NCCL maps as much on every rank as on this one
 constexpr int kPatienceMs = 60000;                // with NCCL, within a call's own deadline
 
 Status endedBy(const Status& status) {
@@ -63,9 +64,11 @@ class NcclSession {
     return {};
   }
 
-  Status allocate(size_t bytes, void** memory) const {
-    ULYSSES_TRY(check(nccl_.ncclMemAlloc(memory, bytes), "ncclMemAlloc", ulyssesOutOfMemory));
-    return clearNow(*memory, bytes);
+  // `bytes`: wanted, and then what there is. That may be 512 MB for a few, where NCCL could multicast.
+  Status allocate(size_t* bytes, void** memory) const {
+    ULYSSES_TRY(check(nccl_.ncclMemAlloc(memory, *bytes), "ncclMemAlloc", ulyssesOutOfMemory));
+    ULYSSES_ASSIGN(*bytes, allocationBytes(*memory));
+    return {};
   }
 
   // Collective; `memory` has `bytes` on all ranks. `window` lives as long as this. Once it has failed, nothing more can
@@ -151,16 +154,33 @@ class NcclSession {
   std::vector<void*> litter_;  // memory that it may use
 };
 
-// Memory of this rank and, once registered, the peers' as mapped here.
-struct NcclWindow {
-  explicit NcclWindow(std::shared_ptr<NcclSession> of) : session(std::move(of)) {}
-  ~NcclWindow() { session->giveBack(memory, window); }
-  NcclWindow(const NcclWindow&) = delete;
-  NcclWindow& operator=(const NcclWindow&) = delete;
+// Registered memory, of one size on all ranks, that windows are parts of.
+struct Slab {
+  explicit Slab(std::shared_ptr<NcclSession> of) : session(std::move(of)) {}
+  ~Slab() { session->giveBack(memory, registered); }
+  Slab(const Slab&) = delete;
+  Slab& operator=(const Slab&) = delete;
 
   const std::shared_ptr<NcclSession> session;
   void* memory = nullptr;
-  NcclLibrary::Window window = nullptr;
+  size_t bytes = 0;
+  NcclLibrary::Window registered = nullptr;
+  std::vector<std::byte*> bases;  // of all ranks; this one's own where it was allocated, which NCCL has mapped twice
+  std::optional<Arena> arena;
+};
+
+// A window's part of it.
+class Room {
+ public:
+  Room(std::shared_ptr<Slab> slab, size_t offset) : slab_(std::move(slab)), offset_(offset) {}
+  ~Room() { slab_->arena->giveBack(offset_); }
+  Room(const Room&) = delete;
+  Room& operator=(const Room&) = delete;
+  std::byte* base(int rank) const { return slab_->bases[static_cast<size_t>(rank)] + offset_; }
+
+ private:
+  const std::shared_ptr<Slab> slab_;
+  const size_t offset_;
 };
 
 class NcclProvider final : public WindowProvider {
@@ -194,43 +214,69 @@ class NcclProvider final : public WindowProvider {
   Status byNccl(size_t bytes, ControlChannel& channel, std::vector<WindowPart>& parts, Deadline deadline, Status* unable) {
     parts.clear();
     const DeviceGuard guard(device_);
-    auto window = std::make_shared<NcclWindow>(session_);
-    std::vector<WindowPart> opened;
+    std::shared_ptr<Slab> slab;
+    std::shared_ptr<Room> room = roomFor(bytes);
     // Undone on all ranks before any goes on: unmapping may wait for kernels, and those of the fallback for all ranks.
     const auto undone = [&](Status failed) {
-      opened.clear();
-      window.reset();
+      room.reset();
+      slab.reset();
       (void)agreeStage(channel, {}, deadline);
       return failed;
     };
     Status status = hooks::injectedFailure(hooks::Stage::Allocate);
     if (status.ok()) status = guard.status();
-    if (status.ok() && bytes > SIZE_MAX - kGranularity) status = Status(ulyssesOutOfMemory, "the size does not fit 64 bits");
-    const size_t reserved = status.ok() ? alignUp(bytes, kGranularity) : 0;
-    if (status.ok()) status = session_->allocate(reserved, &window->memory);
+    if (!room) {
+      slab = std::make_shared<Slab>(session_);
+      slab->bytes = bytes;
+      if (status.ok()) status = session_->allocate(&slab->bytes, &slab->memory);
+      status = agreeStage(channel, status, deadline);
+      if (!status.ok()) return undone(std::move(status));
+      status = enroll(*slab, channel, deadline);
+      if (!status.ok()) {
+        if (endedBy(status).ok()) *unable = status;
+        return undone(std::move(status));
+      }
+      slabs_.push_back(slab);
+      room = roomFor(bytes);
+    }
+    // New memory holds zeros, as host windows do: flags rely on it. Nobody else uses it, on any rank.
+    if (status.ok()) status = clearNow(room->base(channel.rank()), bytes);
+    if (status.ok()) status = hooks::injectedFailure(hooks::Stage::Open);
     status = agreeStage(channel, status, deadline);
     if (!status.ok()) return undone(std::move(status));
-
-    status = session_->enroll(window->memory, reserved, &window->window, deadline);
-    if (status.ok()) status = agreeStage(channel, openAll(channel, window, bytes, opened), deadline);
-    if (!status.ok()) {
-      if (endedBy(status).ok()) *unable = status;
-      return undone(std::move(status));
-    }
-    status = agreeStage(channel, hooks::injectedFailure(hooks::Stage::Open), deadline);
-    if (!status.ok()) return undone(std::move(status));
-    parts = std::move(opened);
+    for (int r = 0; r < channel.nranks(); ++r) parts.push_back({room->base(r), bytes, room});
     return {};
   }
 
-  // This rank's own is where it was allocated: NCCL has mapped it a second time for the team.
-  Status openAll(ControlChannel& channel, const std::shared_ptr<NcclWindow>& window, size_t bytes,
-                 std::vector<WindowPart>& parts) const {
+  // The same on all ranks: in the first slab that has it.
+  std::shared_ptr<Room> roomFor(size_t bytes) {
+    std::erase_if(slabs_, [](const std::weak_ptr<Slab>& slab) { return slab.expired(); });
+    for (const std::weak_ptr<Slab>& weak : slabs_) {
+      std::shared_ptr<Slab> slab = weak.lock();
+      if (const std::optional<size_t> offset = slab->arena->take(bytes)) return std::make_shared<Room>(std::move(slab), *offset);
+    }
+    return nullptr;
+  }
+
+  // Collective; the outcome is agreed.
+  Status enroll(Slab& slab, ControlChannel& channel, Deadline deadline) const {
+    std::vector<uint64_t> sizes;
+    ULYSSES_TRY(gatherValues<uint64_t>(slab.bytes, sizes, channel, deadline));
+    for (size_t r = 1; r < sizes.size(); ++r)
+      if (sizes[r] != sizes[0])
+        return Status(ulyssesNotSupported,
+                      formatText("NCCL allocates {} bytes on rank 0 and {} on rank {}", sizes[0], sizes[r], r));
+    ULYSSES_TRY(session_->enroll(slab.memory, slab.bytes, &slab.registered, deadline));
+    ULYSSES_TRY(agreeStage(channel, openAll(slab, channel), deadline));
+    slab.arena.emplace(slab.bytes);
+    return {};
+  }
+  Status openAll(Slab& slab, const ControlChannel& channel) const {
     ULYSSES_TRY(hooks::injectedFailure(hooks::Stage::NcclAddress));
     for (int r = 0; r < channel.nranks(); ++r) {
       void* base = nullptr;
-      ULYSSES_TRY(session_->address(window->window, r, &base));
-      parts.push_back({static_cast<std::byte*>(r == channel.rank() ? window->memory : base), bytes, window});
+      ULYSSES_TRY(session_->address(slab.registered, r, &base));
+      slab.bases.push_back(static_cast<std::byte*>(r == channel.rank() ? slab.memory : base));
     }
     return {};
   }
@@ -238,6 +284,7 @@ class NcclProvider final : public WindowProvider {
   std::shared_ptr<NcclSession> session_;  // null once it has failed: its windows keep it
   const int device_;
   const std::unique_ptr<WindowProvider> ipc_;
+  std::vector<std::weak_ptr<Slab>> slabs_;  // as old as they come, on all ranks
 };
 
 }  // namespace

@@ -37,7 +37,7 @@ namespace {
 
 constexpr int kSuccess = 0, kCudaError = 1, kInternalError = 3, kInvalidArgument = 4, kInvalidUsage = 5, kInProgress = 7,
               kMostRanks = 8;
-constexpr size_t kBox = size_t{256} << 10, kGranularity = size_t{2} << 20;
+constexpr size_t kBox = size_t{256} << 10, kGranularity = size_t{4} << 20;
 
 bool goesWrong(std::string_view how) {
   const char* text = std::getenv("ULYSSES_EMULATED_NCCL");

@@ -17,6 +17,13 @@ namespace {
 
 constexpr Shape kShape{1, 4800, 8, 32, 2};
 
+// More than what is left of memory that NCCL has registered already.
+#ifdef ULYSSES_EMULATED
+constexpr size_t kMuch = size_t{5} << 20;
+#else
+constexpr size_t kMuch = size_t{600} << 20;
+#endif
+
 // What the ranks log meanwhile. They are children of this process, which must not have logged itself.
 class Logged {
  public:
@@ -194,7 +201,7 @@ TEST_CASE("windows by NCCL: a registration that fails on one rank leaves those b
                 std::string text = exactInto(before, P, rank, comm, stream, meeting, 1);
                 if (!text.empty()) return text;
                 if (rank == P - 1) hooks::plantFailure(stage, Status(ulyssesSystemError, "planted"));
-                const ulyssesResult_t result = ulyssesMemAlloc(&after, bytes, comm);
+                const ulyssesResult_t result = ulyssesMemAlloc(&after, kMuch, comm);
                 EXPECT_RANK(result == (everybodys ? ulyssesSystemError : ulyssesSuccess));
                 EXPECT_RANK(!everybodys || lastErrorSays("planted"));
                 text = exactInto(before, P, rank, comm, stream, meeting, 2);
@@ -301,7 +308,7 @@ TEST_CASE("windows by NCCL: a rank that dies while all register is noticed", "[g
     EXPECT_OK(ulyssesCommInitRankConfig(&comm, 2, rendezvous.id(), rank, &config));
     if (rank == 1) setenv("ULYSSES_EMULATED_NCCL", "dies", 1);
     void* window = nullptr;
-    EXPECT_RANK(ulyssesMemAlloc(&window, 4096, comm) == ulyssesRemoteError);
+    EXPECT_RANK(ulyssesMemAlloc(&window, kMuch, comm) == ulyssesRemoteError);
     EXPECT_OK(ulyssesCommAbort(comm));
     return "";
   }, 20);

@@ -9,13 +9,14 @@ namespace {
 
 using namespace ulysses;
 
-// Memory that every rank "maps" at the owner's address. `keeps` counts what is mapped.
+// Memory that every rank "maps" at the owner's address. `kept` counts what is mapped.
 class FakeProvider final : public WindowProvider {
  public:
-  FakeProvider(int nranks, int rank, bool adopts, std::shared_ptr<int> kept)
-      : nranks_(nranks), rank_(rank), adopts_(adopts), kept_(std::move(kept)) {}
+  FakeProvider(int nranks, int rank, bool adopts, std::shared_ptr<int> kept, bool symmetric = false)
+      : nranks_(nranks), rank_(rank), adopts_(adopts), symmetric_(symmetric), kept_(std::move(kept)) {}
   const char* name() const override { return "fake"; }
   bool unmapsAnytime() const override { return false; }
+  bool symmetric() const override { return symmetric_; }
   Status adopts() const override { return adopts_ ? Status() : WindowProvider::adopts(); }
   Status allocate(size_t bytes, ControlChannel&, std::vector<WindowPart>& parts, Deadline) override {
     next_ += 1 << 20;
@@ -34,18 +35,23 @@ class FakeProvider final : public WindowProvider {
     return {};
   }
   int nranks_, rank_;
-  bool adopts_;
+  bool adopts_, symmetric_;
   std::shared_ptr<int> kept_;
   uintptr_t next_ = 1 << 20;
 };
 
+// Gives the other rank's word for this one's, where there is one.
 class NoChannel final : public ControlChannel {
  public:
+  Bytes other;
   int rank() const override { return 0; }
   int nranks() const override { return 2; }
   int nHosts() const override { return 1; }
   bool passesFds() const override { return true; }
-  Status allgather(const Bytes&, std::vector<Bytes>&, Deadline) override { return {}; }
+  Status allgather(const Bytes& mine, std::vector<Bytes>& all, Deadline) override {
+    if (!other.empty()) all = {mine, other};
+    return {};
+  }
   Status allgatherFds(std::span<const int>, std::vector<std::vector<UniqueFd>>&, Deadline) override { return {}; }
   int lifeline(int) const override { return -1; }
   bool dead(int) const override { return false; }
@@ -148,4 +154,55 @@ TEST_CASE("windows: a rank that brings nothing has a window all the same, and no
   f.allocate(8);  // the peers' parts are unmapped while all ranks allocate
   CHECK(*f.kept == 2);
   (void)fresh;
+}
+
+TEST_CASE("windows of one size on all ranks: as much as any asks for, and gone as a whole when all have given theirs back",
+          "[window]") {
+  const auto kept = std::make_shared<int>(0);
+  NoChannel channel;
+  Registrar registrar(0, 2, std::make_unique<FakeProvider>(2, 0, true, kept, true), kCap);
+  const auto allocate = [&](uint64_t mine, uint64_t theirs, uint64_t theirFree, uint32_t* window) {
+    const uint64_t words[] = {theirs, theirFree};
+    channel.other.assign(reinterpret_cast<const std::byte*>(words), reinterpret_cast<const std::byte*>(words + 2));
+    return registrar.allocate(mine, channel, Deadline::afterMs(1000), window);
+  };
+  const auto drop = [&](std::initializer_list<uint32_t> windows) {
+    for (const uint32_t window : windows) registrar.drop(1, window);
+  };
+  uint32_t small = 0, large = 0, none = 0, refused = 0;
+  REQUIRE(allocate(100, 4000, kCap, &small).ok());
+  CHECK(registrar.usedBytes() == 4000);
+  CHECK(registrar.locate(registrar.base(0, small), 100).window == small);
+  CHECK(registrar.locate(registrar.base(0, small), 101).plain());  // this rank's own stays what it asked for
+  REQUIRE(allocate(1000, 0, kCap, &large).ok());
+  CHECK(registrar.usedBytes() == 5000);
+  REQUIRE(allocate(0, 3000, kCap, &none).ok());
+  CHECK(registrar.usedBytes() == 5000);
+  CHECK(*kept == 6);
+
+  // More than this rank has room for, and more than the other has.
+  CHECK(allocate(100, 5001, kCap, &refused).code() == ulyssesOutOfMemory);
+  const Status theirs = allocate(100, 10, 99, &refused);
+  CHECK(theirs.code() == ulyssesOutOfMemory);
+  CHECK(theirs.message().find("rank 1: 100 more window bytes wanted") != std::string::npos);
+  CHECK(registrar.usedBytes() == 5000);
+
+  registrar.release(small);
+  CHECK(registrar.usedBytes() == 1000);
+  CHECK(registrar.unannounced(8).size() == 2);
+  registrar.drop(0, small);
+  registrar.drop(0, none);
+  drop({large});
+  uint32_t next = 0;
+  REQUIRE(allocate(10, 10, kCap, &next).ok());
+  CHECK(*kept == 8);  // nothing is gone before the last rank has given its part back
+  drop({small, none});
+  registrar.release(large);
+  registrar.drop(0, large);
+  registrar.retire(next);
+  CHECK(registrar.usedBytes() == 0);
+  CHECK(*kept == 8);
+  REQUIRE(allocate(10, 10, kCap, &next).ok());
+  CHECK(*kept == 2);
+  CHECK(next == 1);
 }

@@ -55,6 +55,22 @@ TEST_CASE("windows by ipc or nccl: for all that two ranks may ask for and have")
   CHECK(byNccl != 0);
 }
 
+TEST_CASE("windows by nccl: its LSA team must be all ranks, in their order") {
+  const auto whyNot = [](const std::vector<NcclLibrary::Team>& teams) { return whyNotOneTeam(teams); };
+  CHECK(whyNot({{3, 0, 1}, {3, 1, 1}, {3, 2, 1}}) == "");
+  CHECK(whyNot({{1, 0, 1}}) == "");
+  CHECK(has(whyNot({{2, 0, 1}, {2, 1, 1}, {2, 0, 1}}), "team of rank 0 has 2 of 3 ranks"));
+  CHECK(has(whyNot({{2, 0, 1}, {0, 0, 0}}), "team of rank 1 has 0 of 2 ranks"));
+  using Team = NcclLibrary::Team;
+  for (int ranks = 0; ranks <= 3; ++ranks)
+    for (int rank = 0; rank <= 3; ++rank)
+      for (int stride = 0; stride <= 2; ++stride) {
+        const Team team{ranks, rank, stride};
+        CHECK((whyNot({{2, 0, 1}, team}) == "") == (ranks == 2 && rank == 1 && stride == 1));
+        CHECK((whyNot({team, {2, 1, 1}}) == "") == (ranks == 2 && rank == 0 && stride == 1));
+      }
+}
+
 TEST_CASE("windows by ipc or nccl: the reason names the rank and what is missing") {
   const WindowFacts v230{WindowsFrom::Auto, {23007, 0, 1, 0}}, old{WindowsFrom::Auto, {22809, 0, 0, 0}},
       none{}, lacking{WindowsFrom::Auto, {23007, 0, 0, 0}}, off{WindowsFrom::Auto, {23007, 0, 1, 1}},
