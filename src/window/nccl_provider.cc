@@ -197,9 +197,11 @@ class NcclProvider final : public WindowProvider {
       Status unable;
       const Status made = byNccl(bytes, channel, parts, deadline, &unable);
       if (unable.ok()) return made;
-      ULYSSES_LOG(Info, device_, "rank {} of {}: no more windows by NCCL: {}", channel.rank(), channel.nranks(),
-                  unable.message());
-      session_.reset();
+      // NCCL may want more memory than there is where CUDA does not.
+      const bool forGood = unable.code() != ulyssesOutOfMemory;
+      ULYSSES_LOG(Info, device_, "rank {} of {}: {} by NCCL: {}", channel.rank(), channel.nranks(),
+                  forGood ? "no more windows" : "no window", unable.message());
+      if (forGood) session_.reset();
     }
     return ipc_->allocate(bytes, channel, parts, deadline);
   }
@@ -210,7 +212,8 @@ class NcclProvider final : public WindowProvider {
   }
 
  private:
-  // Collective; `bytes` is the same on all ranks. `unable`: agreed, why NCCL gives no window at all.
+  // Collective; `bytes` is the same on all ranks. `unable`: agreed, why NCCL gives no window, nor any more unless it is
+  // ulyssesOutOfMemory.
   Status byNccl(size_t bytes, ControlChannel& channel, std::vector<WindowPart>& parts, Deadline deadline, Status* unable) {
     parts.clear();
     const DeviceGuard guard(device_);
@@ -226,12 +229,12 @@ class NcclProvider final : public WindowProvider {
     Status status = hooks::injectedFailure(hooks::Stage::Allocate);
     if (status.ok()) status = guard.status();
     if (!room) {
-      slab = std::make_shared<Slab>(session_);
-      slab->bytes = bytes;
-      if (status.ok()) status = session_->allocate(&slab->bytes, &slab->memory);
       status = agreeStage(channel, status, deadline);
       if (!status.ok()) return undone(std::move(status));
-      status = enroll(*slab, channel, deadline);
+      slab = std::make_shared<Slab>(session_);
+      slab->bytes = bytes;
+      status = agreeStage(channel, session_->allocate(&slab->bytes, &slab->memory), deadline);
+      if (status.ok()) status = enroll(*slab, channel, deadline);
       if (!status.ok()) {
         if (endedBy(status).ok()) *unable = status;
         return undone(std::move(status));

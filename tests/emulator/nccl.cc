@@ -3,6 +3,7 @@
 // driver, mapped by all. What goes wrong with them is chosen by ULYSSES_EMULATED_NCCL:
 //   old         this is 2.28
 //   lsa         every rank is a team of its own
+//   full        there is no memory
 //   plain       nothing is registered, and nothing said of it
 //   refuses     registering fails on all ranks
 //   stuck       registering is never over
@@ -323,6 +324,7 @@ int ncclCommGetAsyncError(ncclComm* comm, int* error) {
 
 int ncclMemAlloc(void** ptr, size_t bytes) {
   *ptr = nullptr;
+  if (goesWrong("full")) return kCudaError;
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;

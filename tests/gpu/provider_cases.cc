@@ -291,10 +291,19 @@ TEST_CASE("windows by NCCL: where it can't, and does not say so before, CUDA's h
       CHECK(log.lines(why) == 2);
       CHECK(log.lines("windows in device memory by ipc") == 2);
     }
-  const Environment off("NCCL_CUMEM_ENABLE", "0");
-  const Logged log;
-  CHECK(made(As::Processes, 2, -1, hooks::Stage::None) == "");
-  CHECK(log.lines("NCCL_CUMEM_ENABLE=0, as on rank 0") == 2);
+  {
+    const Environment off("NCCL_CUMEM_ENABLE", "0");
+    const Logged log;
+    CHECK(made(As::Processes, 2, -1, hooks::Stage::None) == "");
+    CHECK(log.lines("NCCL_CUMEM_ENABLE=0, as on rank 0") == 2);
+  }
+  {
+    const Environment full("ULYSSES_EMULATED_NCCL", "full");
+    const Logged log;
+    CHECK(made(As::Processes, 2, -1, hooks::Stage::None) == "");
+    CHECK(log.lines("no more windows by NCCL") == 0);
+    CHECK(log.lines("no window by NCCL: rank 0: ncclMemAlloc") >= 2);
+  }
 }
 
 TEST_CASE("windows by NCCL: a rank that dies while all register is noticed", "[gpu][windows][provider]") {
