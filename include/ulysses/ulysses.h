@@ -342,9 +342,10 @@ ULYSSES_API ulyssesResult_t ulyssesAlltoAll(const void* sendbuff, void* recvbuff
 /* ---- Windows ---- */
 
 /* Memory that peers write directly, for outputs: page-aligned, not initialised, owned by the caller. `bytes` may differ
-   by rank; 0 gives NULL. Counts against the cap, rounded up to what was taken. Collective. As ncclMemAlloc with
-   ncclCommWindowRegister. Errors: ulyssesOutOfMemory (on all), ulyssesInvalidUsage (under capture),
-   ulyssesNotSupported. */
+   by rank; 0 gives NULL. Counts against the cap, rounded up to what was taken; where NCCL registers windows
+   (ULYSSES_WINDOWS) each rank has and counts as much as the one that asks for most, and the memory is free again when all
+   have given it back. Collective. As ncclMemAlloc with ncclCommWindowRegister. Errors: ulyssesOutOfMemory (on all),
+   ulyssesInvalidUsage (under capture), ulyssesNotSupported. */
 ULYSSES_API ulyssesResult_t ulyssesMemAlloc(void** ptr, size_t bytes, ulyssesComm_t comm);
 
 /* Gives back what MemAlloc gave, once no call uses it; NULL is allowed. Local: peers unmap it at their next collective
