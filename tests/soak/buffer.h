@@ -23,6 +23,7 @@ void giveBackOnDevice(void* memory, size_t bytes);
 void fillOnDevice(void* to, const Content& content);
 bool heldOnDevice(const void* at, const Content& content);  // after all that was launched before
 size_t usedOnDevice();                                      // bytes, by everyone
+void chooseDevice(int rank);                                // ranks are dealt the GPUs in turn
 
 // Whether `content` lies there.
 inline bool holds(Memory memory, const void* at, const Content& content) {

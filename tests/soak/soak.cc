@@ -355,6 +355,7 @@ int main(int argc, char** argv) {
       As::Processes, P,
       [&](int rank) -> std::string {
         ulysses::hooks::setFirstRound(options.firstRound);
+        if (options.memory == Memory::Device) chooseDevice(rank);
         ulyssesConfig_t config = ULYSSES_CONFIG_INITIALIZER;
         config.memory = options.memory == Memory::Host ? ulyssesMemoryHost : ulyssesMemoryCuda;
         ulyssesComm_t comm = nullptr;
