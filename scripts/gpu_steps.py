@@ -37,7 +37,7 @@ def outcome(limit, code, text):
     return "passed", ""
 
 
-TARGETS = ["gpu_tests", "product_bench", "ulysses_topo", "peer_copy_perf", "ulysses_a2a_perf", "all_gather_perf",
+TARGETS = ["gpu_tests", "product_bench", "soak", "ulysses_topo", "peer_copy_perf", "ulysses_a2a_perf", "all_gather_perf",
            "alltoall_perf", "param_gather_perf"]
 
 
@@ -127,5 +127,7 @@ def several(build, gpus, configure):
         test("the policy", "[policy]", 60, gpus=1),
         test("large", "[large]~[policy]~[gradients]", 60, gpus=1),
         test("ranks that share a GPU", "[cases]~[large],[windows]", 60, env={"ULYSSES_TEST_GPUS": "1"}),
+        Step("soak", [f"{build}/tests/soak/soak", "--memory", "device", "--ranks", str(most), "--calls", "3000", "--seconds",
+                      "60"], 80, gpus=most),
         test("a rank killed in a kernel", "[death]", 60, gpus=1),
     ]

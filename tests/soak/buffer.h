@@ -1,9 +1,8 @@
 // What a soak gives to the library: host memory, or in a build with CUDA the current GPU's.
 #pragma once
 
-#include <cstring>
+#include <memory>
 #include <utility>
-#include <vector>
 
 #include "soak/content.h"
 
@@ -24,19 +23,20 @@ void giveBackOnDevice(void* memory, size_t bytes);
 void fillOnDevice(void* to, const Content& content);
 bool heldOnDevice(const void* at, const Content& content);  // after all that was launched before
 size_t usedOnDevice();                                      // bytes, by everyone
+void chooseDevice(int rank);                                // ranks are dealt the GPUs in turn
 
 // Whether `content` lies there.
 inline bool holds(Memory memory, const void* at, const Content& content) {
   if (content.bytes() == 0) return true;
   if (memory == Memory::Device) return heldOnDevice(at, content);
-  return std::memcmp(at, tensor(content.shape, content.seq, content.heads, content.salt).data(), content.bytes()) == 0;
+  return content.isAt(static_cast<const unsigned char*>(at));
 }
 
 class Buffer {
  public:
   Buffer(Memory memory, size_t bytes) : memory_(memory), bytes_(bytes) {
     if (memory_ == Memory::Host)
-      host_.resize(bytes);
+      host_ = std::make_unique_for_overwrite<unsigned char[]>(bytes);
     else
       device_ = takeOnDevice(bytes);
   }
@@ -50,13 +50,13 @@ class Buffer {
     if (device_ != nullptr) giveBackOnDevice(device_, bytes_);
   }
 
-  void* data() { return memory_ == Memory::Device ? device_ : host_.data(); }
-  const void* data() const { return memory_ == Memory::Device ? device_ : host_.data(); }
+  void* data() { return memory_ == Memory::Device ? device_ : host_.get(); }
+  const void* data() const { return memory_ == Memory::Device ? device_ : host_.get(); }
   size_t size() const { return bytes_; }
   // In its place, and as large as what is there.
   void write(const Content& content) {
     if (memory_ == Memory::Host)
-      writeTensor(host_.data(), content.shape, content.seq, content.heads, content.salt);
+      content.write(host_.get());
     else if (device_ != nullptr)
       fillOnDevice(device_, content);
   }
@@ -67,7 +67,7 @@ class Buffer {
  private:
   Memory memory_;
   size_t bytes_;
-  std::vector<unsigned char> host_;
+  std::unique_ptr<unsigned char[]> host_;
   void* device_ = nullptr;
 };
 

@@ -92,6 +92,11 @@ size_t usedOnDevice() {
   return cudaMemGetInfo(&free, &all) == cudaSuccess ? all - free : 0;
 }
 
+void chooseDevice(int rank) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) (void)cudaSetDevice(rank % count);
+}
+
 bool heldOnDevice(const void* at, const Content& content) {
   int* const wrong = flag();
   if (at == nullptr || wrong == nullptr) return false;

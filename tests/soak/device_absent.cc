@@ -8,5 +8,6 @@ void giveBackOnDevice(void*, size_t) {}
 void fillOnDevice(void*, const Content&) {}
 bool heldOnDevice(const void*, const Content&) { return false; }
 size_t usedOnDevice() { return 0; }
+void chooseDevice(int) {}
 
 }  // namespace ulysses::testing

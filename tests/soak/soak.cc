@@ -112,14 +112,13 @@ class Soak {
  private:
   size_t below(size_t n) { return calls_() % n; }
 
-  // Elements' bytes of one rank's operand: log-uniform within a third of the mix.
+  // Elements' bytes of one rank's operand. Within a third of the mix, every octave has a like number of calls or, in the
+  // last third, of bytes: else a few sizes would take all of a soak's time.
   size_t drawBytes() {
-    const size_t lows[] = {16, 4096, size_t{1} << 20}, highs[] = {4096, size_t{1} << 20, o_.mostBytes};
+    const double lows[] = {16, 4096, 1 << 20}, highs[] = {4096, 1 << 20, static_cast<double>(o_.mostBytes)};
     const size_t third = below(3);
-    const double exponent = std::uniform_real_distribution<>(0, 1)(calls_);
-    return static_cast<size_t>(
-        static_cast<double>(lows[third]) *
-        std::pow(static_cast<double>(highs[third]) / static_cast<double>(lows[third]), exponent));
+    const double low = lows[third], high = highs[third], at = std::uniform_real_distribution<>(0, 1)(calls_);
+    return static_cast<size_t>(third < 2 ? low * std::pow(high / low, at) : 1 / (1 / low - at * (1 / low - 1 / high)));
   }
 
   Shape drawShape(size_t elementBytes) {
@@ -345,6 +344,9 @@ int main(int argc, char** argv) {
                  "CUDA is]\n");
     return 2;
   }
+  // Buffers of one call after the other are the same memory, as they are in a program that keeps them.
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
   const auto begun = std::chrono::steady_clock::now();
   const int P = static_cast<int>(options.ranks);
   const RendezvousProcess rendezvous;
@@ -353,6 +355,7 @@ int main(int argc, char** argv) {
       As::Processes, P,
       [&](int rank) -> std::string {
         ulysses::hooks::setFirstRound(options.firstRound);
+        if (options.memory == Memory::Device) chooseDevice(rank);
         ulyssesConfig_t config = ULYSSES_CONFIG_INITIALIZER;
         config.memory = options.memory == Memory::Host ? ulyssesMemoryHost : ulyssesMemoryCuda;
         ulyssesComm_t comm = nullptr;
