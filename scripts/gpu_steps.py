@@ -84,7 +84,7 @@ def several(build, gpus, configure):
         test("kernels, ranks as threads", "[gpu][threads]", 60, gpus=1),
         test("kernels, ranks as processes", "[gpu][processes]", 60, gpus=1),
         test("copy engines", "[engines]", 60, gpus=1),
-        test("the C API", "[gpu]~[threads]~[processes]~[large]~[death]~[memcheck]~[policy]~[windows]~[nccl]~[params]~[engines]"
+        test("the C API", "[gpu]~[threads]~[processes]~[large]~[death]~[memcheck]~[policy]~[windows]~[provider]~[nccl]~[params]~[engines]"
              "~[visibility]~[several]", 90, gpus=1),
         test("windows, by ipc", "[windows]", 40, gpus=1, env={"ULYSSES_WINDOWS": "ipc"}),
         # What it gives, where most is at stake.
@@ -96,6 +96,7 @@ def several(build, gpus, configure):
         # The rest of what has to be right.
         test("NCCL as the fallback", "[nccl]~[death]", 60, gpus=1),
         test("windows, by nccl", "[windows]", 40, env={"ULYSSES_WINDOWS": "nccl"}),
+        test("windows by nccl: the choice, and failures at every stage", "[provider]", 90),
         test("eager exchanges, windows by nccl", "[gpu][cases]~[large]~[params]", 60, env={"ULYSSES_WINDOWS": "nccl"}),
         test("parameters", "[params]", 60, gpus=1),
         test("the exact-gradient gate", "[gradients]", 60, gpus=1),

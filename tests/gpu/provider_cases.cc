@@ -69,14 +69,14 @@ bool ncclHasWindows() {
   return nccl && nccl->version >= (ownGpus(2) ? 22900 : 23000) && nccl->offersWindows();
 }
 
-// More than two ranks that share a GPU are more than a real NCCL is known to take.
-std::vector<int> ncclRankCounts() {
+// A real NCCL takes a second to make a communicator, and no more than two ranks that share a GPU.
 #ifdef ULYSSES_EMULATED
-  return {2, 4};
+constexpr As kWays[] = {As::Threads, As::Processes};
+constexpr int kRankCounts[] = {2, 4};
 #else
-  return ownGpus(4) ? std::vector{2, 4} : std::vector{2};
+constexpr As kWays[] = {As::Processes};
+constexpr int kRankCounts[] = {2};
 #endif
-}
 
 std::string exactInto(void* window, int P, int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting, uint64_t salt) {
   DeviceTensor in(sequenceSide(kShape, P, rank, salt));
@@ -132,10 +132,10 @@ std::string made(As as, int P, int victim, hooks::Stage stage) {
 }  // namespace
 
 TEST_CASE("windows by NCCL or by CUDA's handles: as asked for, and without a word by NCCL where ranks have their own GPUs",
-          "[gpu][windows][provider]") {
+          "[gpu][provider]") {
   NEEDS_NCCL_WINDOWS;
-  for (const As as : {As::Threads, As::Processes})
-    for (const int P : ncclRankCounts())
+  for (const As as : kWays)
+    for (const int P : kRankCounts)
       for (const char* windows : {"auto", "nccl", "ipc"}) {
         INFO((as == As::Threads ? "threads" : "processes") << " P=" << P << " " << windows);
         const Asked asked(windows);
@@ -149,7 +149,7 @@ TEST_CASE("windows by NCCL or by CUDA's handles: as asked for, and without a wor
       }
 }
 
-TEST_CASE("windows by NCCL: a rank that asks for CUDA's handles has them on all", "[gpu][windows][provider]") {
+TEST_CASE("windows by NCCL: a rank that asks for CUDA's handles has them on all", "[gpu][provider]") {
   NEEDS_NCCL_WINDOWS;
   const Asked asked("nccl");
   const Logged log;
@@ -168,11 +168,11 @@ TEST_CASE("windows by NCCL: a rank that asks for CUDA's handles has them on all"
   CHECK(log.lines("windows by ipc: rank 1 asks for ipc") == 2);
 }
 
-TEST_CASE("windows by NCCL: a stage of setup that fails on one rank leaves CUDA's handles, on all", "[gpu][windows][provider]") {
+TEST_CASE("windows by NCCL: a stage of setup that fails on one rank leaves CUDA's handles, on all", "[gpu][provider]") {
   NEEDS_NCCL_WINDOWS;
   const Asked asked("nccl");
-  for (const As as : {As::Threads, As::Processes})
-    for (const int P : ncclRankCounts())
+  for (const As as : kWays)
+    for (const int P : kRankCounts)
       for (const int victim : {0, P - 1})
         for (const auto stage : {hooks::Stage::NcclId, hooks::Stage::NcclComm, hooks::Stage::NcclRegister, hooks::Stage::NcclAddress}) {
           INFO((as == As::Threads ? "threads" : "processes") << " P=" << P << " victim " << victim << " stage " << static_cast<int>(stage));
@@ -185,11 +185,11 @@ TEST_CASE("windows by NCCL: a stage of setup that fails on one rank leaves CUDA'
 }
 
 TEST_CASE("windows by NCCL: a registration that fails on one rank leaves those before it, and CUDA's handles from then on",
-          "[gpu][windows][provider]") {
+          "[gpu][provider]") {
   NEEDS_NCCL_WINDOWS;
   const Asked asked("nccl");
-  for (const As as : {As::Threads, As::Processes})
-    for (const int P : ncclRankCounts())
+  for (const As as : kWays)
+    for (const int P : kRankCounts)
       for (const auto stage : {hooks::Stage::Allocate, hooks::Stage::Open, hooks::Stage::NcclRegister, hooks::Stage::NcclAddress}) {
         INFO((as == As::Threads ? "threads" : "processes") << " P=" << P << " stage " << static_cast<int>(stage));
         const bool everybodys = stage == hooks::Stage::Allocate || stage == hooks::Stage::Open;  // the call's own failure
@@ -219,13 +219,13 @@ TEST_CASE("windows by NCCL: a registration that fails on one rank leaves those b
       }
 }
 
-TEST_CASE("windows by NCCL: of any bytes by rank, given back in any order by rank", "[gpu][windows][provider]") {
+TEST_CASE("windows by NCCL: of any bytes by rank, given back in any order by rank", "[gpu][provider]") {
   NEEDS_NCCL_WINDOWS;
   const Asked asked("nccl");
   ulyssesConfig_t config = deviceConfig();
   config.windowCapBytes = size_t{160} << 20;
-  for (const As as : {As::Threads, As::Processes})
-    for (const int P : ncclRankCounts()) {
+  for (const As as : kWays)
+    for (const int P : kRankCounts) {
       const Logged log;
       CHECK(onDevice(as, P, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
               const size_t bytes = headSide(kShape, P, rank).size();
@@ -273,7 +273,7 @@ TEST_CASE("windows by NCCL: of any bytes by rank, given back in any order by ran
 }
 
 #ifdef ULYSSES_EMULATED
-TEST_CASE("windows by NCCL: where it can't, and does not say so before, CUDA's handles take over", "[gpu][windows][provider]") {
+TEST_CASE("windows by NCCL: where it can't, and does not say so before, CUDA's handles take over", "[gpu][provider]") {
   NEEDS_NCCL_WINDOWS;
   const Asked asked("nccl");
   for (const As as : {As::Threads, As::Processes})
@@ -306,7 +306,7 @@ TEST_CASE("windows by NCCL: where it can't, and does not say so before, CUDA's h
   }
 }
 
-TEST_CASE("windows by NCCL: a rank that dies while all register is noticed", "[gpu][windows][provider]") {
+TEST_CASE("windows by NCCL: a rank that dies while all register is noticed", "[gpu][provider]") {
   NEEDS_NCCL_WINDOWS;
   const Asked asked("nccl");
   const RendezvousProcess rendezvous;

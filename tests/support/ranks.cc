@@ -71,10 +71,11 @@ std::vector<std::string> runThreads(int nranks, const RankBody& body) {
 }  // namespace
 
 Environment::Environment(const char* name, const std::string& value) : name_(name) {
+  if (const char* before = std::getenv(name); before != nullptr) before_ = before;
   setenv(name, value.c_str(), 1);
 }
 Environment::~Environment() {
-  unsetenv(name_);
+  before_ ? setenv(name_, before_->c_str(), 1) : unsetenv(name_);
 }
 
 std::vector<std::string> runRanks(As as, int nranks, const RankBody& body, int seconds) {

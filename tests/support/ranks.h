@@ -4,6 +4,7 @@
 #include <ulysses/ulysses.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,7 @@ std::vector<std::string> runRanks(As as, int nranks, const RankBody& body, int s
 std::vector<std::string> runComms(As as, int nranks, const CommBody& body, const ulyssesConfig_t* config = nullptr,
                                   int seconds = 60, const RankBody& first = {});
 
-// An environment variable for the life of this object; ranks read it as their communicator is made.
+// An environment variable for the life of this object, and as it was after it; ranks read it as their communicator is made.
 class Environment {
  public:
   Environment(const char* name, const std::string& value);
@@ -41,6 +42,7 @@ class Environment {
 
  private:
   const char* const name_;
+  std::optional<std::string> before_;
 };
 
 // All texts that are not empty, one a line: "" is what a test wants.
