@@ -5,6 +5,7 @@
 #include <chrono>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "base/cuda_support.h"
 #include "base/format.h"
@@ -24,8 +25,8 @@ namespace {
 
 constexpr int kPatienceMs = 60000;                // with NCCL, within a call's own deadline
 
-Status endedBy(const Status& status) {
-  return status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError ? status : Status();
+bool endsCommunicator(const Status& status) {
+  return status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError;
 }
 
 // NCCL's communicator for windows. What is collective in NCCL waits for ranks that failed before they came, for ever: so
@@ -45,8 +46,10 @@ class NcclSession {
 
   // Collective. Finds out too whether NCCL calls all ranks one LSA team.
   Status connect(Deadline deadline) {
+    const DeviceGuard guard(device_);
     NcclLibrary::UniqueId mine{};
     Status status = hooks::injectedFailure(hooks::Stage::NcclId);
+    if (status.ok()) status = guard.status();
     if (status.ok() && channel_.rank() == 0) status = check(nccl_.ncclGetUniqueId(&mine), "ncclGetUniqueId");
     ULYSSES_TRY(agreeStage(channel_, status, deadline));
     std::vector<NcclLibrary::UniqueId> ids;
@@ -71,11 +74,12 @@ class NcclSession {
     return {};
   }
 
-  // Collective; `memory` has `bytes` on all ranks. `window` lives as long as this. Once it has failed, nothing more can
-  // be registered.
+  // Collective; `memory` has `bytes` on all ranks. Once it has failed, nothing more can be registered.
   Status enroll(void* memory, size_t bytes, NcclLibrary::Window* window, Deadline deadline) {
-    return together("ncclCommWindowRegister", hooks::Stage::NcclRegister, deadline,
-                    [&] { return nccl_.ncclCommWindowRegister(comm_, memory, bytes, window, 0); });
+    ULYSSES_TRY(together("ncclCommWindowRegister", hooks::Stage::NcclRegister, deadline,
+                         [&] { return nccl_.ncclCommWindowRegister(comm_, memory, bytes, &registered_, 0); }));
+    *window = std::exchange(registered_, nullptr);
+    return {};
   }
 
   Status address(NcclLibrary::Window window, int rank, void** peer) const {
@@ -150,8 +154,9 @@ class NcclSession {
   ControlChannel& channel_;
   ncclComm* comm_ = nullptr;
   uint32_t step_ = 0;
-  bool broken_ = false;        // an operation of NCCL's may still be going on
-  std::vector<void*> litter_;  // memory that it may use
+  bool broken_ = false;                       // an operation of NCCL's may still be going on
+  NcclLibrary::Window registered_ = nullptr;  // where it writes
+  std::vector<void*> litter_;                 // memory that it may use
 };
 
 // Registered memory, of one size on all ranks, that windows are parts of.
@@ -236,7 +241,7 @@ class NcclProvider final : public WindowProvider {
       status = agreeStage(channel, session_->allocate(&slab->bytes, &slab->memory), deadline);
       if (status.ok()) status = enroll(*slab, channel, deadline);
       if (!status.ok()) {
-        if (endedBy(status).ok()) *unable = status;
+        if (!endsCommunicator(status)) *unable = status;
         return undone(std::move(status));
       }
       slabs_.push_back(slab);
@@ -299,7 +304,7 @@ Result<std::unique_ptr<WindowProvider>> makeNcclProvider(const NcclLibrary& nccl
   if (!connected.ok()) {
     session.reset();
     // As in allocate(): what NCCL frees may wait for the device.
-    if (endedBy(connected).ok()) ULYSSES_TRY(agreeStage(channel, {}, deadline));
+    if (!endsCommunicator(connected)) ULYSSES_TRY(agreeStage(channel, {}, deadline));
     return connected;
   }
   return std::unique_ptr<WindowProvider>(std::make_unique<NcclProvider>(std::move(session), device));

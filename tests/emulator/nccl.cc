@@ -376,6 +376,7 @@ int ncclCommWindowRegister(ncclComm* comm, void* ptr, size_t bytes, ncclWindow_v
   return go(c, [comm, memory, window] {
     if (goesWrong("stuck")) {
       while (!comm->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      *window = nullptr;
       return kInternalError;
     }
     setDevice(comm->device);
