@@ -99,6 +99,18 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   };
   // Collective, on device memory: what a plan's executions need; they share flags and staging for captured launches.
   Status prepareOnDevice(std::span<const DeviceTransport::Work> works, std::vector<Prepared>* prepared);
+  // Collective, on device memory, once: flat collectives of at most `largestPayload` bytes per pair need no agreement from
+  // then on. The outcome is the same on all ranks; it says why where they can't be fused.
+  Status reserveFlat(size_t largestPayload);
+  // Local, after it; the same on all ranks: bytes that every rank has for every other. `reason`: why it is not fused.
+  struct Flat {
+    Schedule schedule;
+    Contract::Geometry geometry;
+    Prepared prepared;
+  };
+  Result<std::unique_ptr<Flat>> prepareFlat(Operation operation, size_t bytes);
+  Status executeFlat(const Flat& flat, Operation operation, const void* in, void* out, ulyssesStream_t stream);
+
   // Local, on device memory: launches and waits for nothing.
   Status executeOnDevice(const Prepared& prepared, const Call& call);
   void describe(const Prepared& prepared, size_t largestPayload, ulyssesPlanInfo_t& info) const;
@@ -116,6 +128,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status finalize();
   Status asyncError();
   void abort();   // from any thread
+  void drain();   // local: waits for this rank's launches on streams
   void depart();  // local: no more calls will come from this rank
 
  private:

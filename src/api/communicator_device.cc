@@ -13,6 +13,7 @@
 #include "bootstrap/gather_values.h"
 #include "bootstrap/stage.h"
 #include "plan/contract_hash.h"
+#include "plan/policy_facts.h"
 #include "topology/decide.h"
 #include "topology/nccl_library.h"
 #include "topology/probe.h"
@@ -299,6 +300,43 @@ Status Communicator::prepareOnDevice(std::span<const DeviceTransport::Work> work
   return {};
 }
 
+Status Communicator::reserveFlat(size_t largestPayload) {
+  const std::lock_guard lock(calls_);
+  const Deadline deadline = callDeadline();
+  std::string reason;
+  bool fusedOnly = false;
+  ULYSSES_TRY(agreeWhyNotFused(&reason, &fusedOnly, deadline));
+  if (!reason.empty()) return Status(ulyssesNotSupported, reason);
+  const plan::PolicyFacts facts = plan::policyFacts(policy_, ulyssesUint8, allToAllSchedule(largestPayload, 1, rank_, nranks_));
+  return transport_->reserve(facts, largestPayload, deadline);
+}
+
+Result<std::unique_ptr<Communicator::Flat>> Communicator::prepareFlat(Operation operation, size_t bytes) {
+  auto flat = std::make_unique<Flat>();
+  flat->geometry.batch = bytes;
+  flat->geometry.dtype = ulyssesUint8;
+  flat->geometry.operands = 1;
+  flat->schedule = operation == Operation::AllGather ? allGatherSchedule(bytes, 1, rank_, nranks_)
+                                                     : allToAllSchedule(bytes, 1, rank_, nranks_);
+  const DeviceTransport::Work work{&flat->schedule, identityOf(operation, flat->geometry),
+                                   plan::policyFacts(policy_, ulyssesUint8, flat->schedule)};
+  ULYSSES_ASSIGN(flat->prepared.fused, transport_->prepareAlone(work));
+  flat->prepared.reason = transport_->infoOf(*flat->prepared.fused).refusal;
+  return flat;
+}
+
+Status Communicator::executeFlat(const Flat& flat, Operation operation, const void* in, void* out, ulyssesStream_t stream) {
+  Call call;
+  call.operation = operation;
+  call.geometry = flat.geometry;
+  call.schedule = &flat.schedule;
+  call.local = checkBuffers(flat.schedule, &in, &out);
+  call.in = &in;
+  call.out = &out;
+  call.stream = stream;
+  return executeOnDevice(flat.prepared, call);
+}
+
 void Communicator::describe(const Prepared& prepared, size_t largestPayload, ulyssesPlanInfo_t& info) const {
   std::snprintf(info.path, sizeof info.path, "%s",
                 prepared.nccl             ? "nccl"
@@ -318,6 +356,10 @@ void Communicator::describe(const Prepared& prepared, size_t largestPayload, uly
   info.ctas = static_cast<int>(device.ctas);
   info.chunkBytes = device.tileBytes * device.ctas;
   info.chunks = info.chunkBytes == 0 ? 1 : static_cast<int>(ceilDiv(largestPayload, info.chunkBytes));
+}
+
+void Communicator::drain() {
+  if (transport_) transport_->drain();
 }
 
 Status Communicator::executeOnDevice(const Prepared& prepared, const Call& call) {

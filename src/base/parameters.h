@@ -24,6 +24,8 @@ struct Parameters {
   std::optional<size_t> windowCapBytes;
   size_t stagingBytes = 64 << 20;  // most staging per rank on host memory
   int maxCtas = 0;                 // 0 = the policy's
+  bool ncclCalls = true;                          // libulysses-nccl takes calls
+  size_t ncclMaxBytes = size_t{1} << 20;          // per rank, that it takes
   std::string path = "auto";       // auto, direct, staged, copy-engine, nccl, mpi
   std::optional<int> timeoutMs;    // -1 = wait for ever
   std::string hostId;              // "" = the kernel's boot id

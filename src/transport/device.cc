@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "base/cuda_support.h"
@@ -164,6 +165,47 @@ class CudaTransport final : public DeviceTransport {
     return {};
   }
 
+  Status reserve(const plan::PolicyFacts& policy, size_t largestPayload, Deadline deadline) override {
+    const DeviceGuard guard(s_.device);
+    const plan::PolicyChoice choice = choosePolicy(policy);
+    const LaunchRoom all{ctaLimit(), s_.registrar->capBytes(), 0, chunkedLimit(), 0, kSmallBytes, lineLimit()};
+    LaunchRoom room = all;
+    ULYSSES_TRY(agreeRoom(launchesOf(policy, choice, largestPayload, all).eager.ctas, &room, deadline));
+    room.recordedBytes = std::min({room.chunkedBytes, room.windowBytes / 2, kRecordedStaging});
+    room.besidesBytes = device::flagsBytes(s_.nranks, lineLimit()) + room.recordedBytes;
+    // What a payload stages does not only grow with it: tiles are rounded, and a small one has fewer CTAs.
+    size_t eager = 0, recorded = 0;
+    for (size_t payload = largestPayload; payload != 0; payload /= 2) {
+      const Launches launches = launchesOf(policy, choice, payload, room);
+      eager = std::max(eager, launches.eager.stagingBytes);
+      recorded = std::max(recorded, launches.recorded.stagingBytes);
+    }
+    ULYSSES_TRY(agreeStage(*s_.channel, guard.status(), deadline));
+    ULYSSES_TRY(ensureStaging(*main_, eager, deadline));
+    ULYSSES_ASSIGN(recorded_, makeChain(lineLimit(), deadline));
+    ULYSSES_TRY(ensureStaging(*recorded_, recorded, deadline));
+    room.windowBytes = eager;
+    room.besidesBytes = 0;
+    room.recordedBytes = recorded;
+    reserved_ = room;
+    return {};
+  }
+
+  Result<std::shared_ptr<Prepared>> prepareAlone(const Work& work) override {
+    const DeviceGuard guard(s_.device);
+    ULYSSES_TRY(guard.status());
+    if (!reserved_) return Status(ulyssesInternalError, "nothing has been reserved for work of one's own");
+    auto prepared = std::make_shared<Prepared>();
+    shape(work, choosePolicy(work.policy), *reserved_, prepared.get());
+    for (const Prepared::Launch* launch : {&prepared->eager, &prepared->recorded})
+      if (prepared->info.refusal.empty() && launch->needsSlots() && launch->shape.tileBytes == 0)
+        prepared->info.refusal = "the window cap leaves no room for staging";
+    ULYSSES_TRY(upload(*work.schedule, *prepared));
+    ULYSSES_TRY(bind(work, *prepared));
+    prepared->chain = recorded_;
+    return prepared;
+  }
+
   Status launch(Prepared& p, bool valid, const void* const in[], void* const out[], ulyssesStream_t stream,
                 std::span<const Contract* const> contracts) override {
     const LaunchGuard guard(s_.device);
@@ -275,6 +317,11 @@ class CudaTransport final : public DeviceTransport {
 
   void abort() override {
     if (host_ != nullptr) static_cast<volatile device::HostWords*>(host_)->abort = 1;
+  }
+
+  void drain() override {
+    const DeviceGuard guard(s_.device);
+    (void)events_.wait();
   }
 
   const Info& infoOf(const Prepared& prepared) const override { return prepared.info; }
@@ -529,6 +576,7 @@ class CudaTransport final : public DeviceTransport {
   plan::EngineUse engines_ = plan::EngineUse::Off;  // the first of all ranks
   std::shared_ptr<Chain> main_;
   std::shared_ptr<Chain> recorded_;  // of eager calls in graphs
+  std::optional<LaunchRoom> reserved_;
 
   LaunchEvents events_;
   std::array<uint64_t, kTableRows> lastUse_{};  // by window: the last launch that has it among its buffers

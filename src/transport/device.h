@@ -64,6 +64,11 @@ class DeviceTransport {
   virtual Status prepare(std::span<const Work> works, Capture capture, std::vector<std::shared_ptr<Prepared>>* prepared,
                          Deadline deadline) = 0;
 
+  // Collective, once: what launches of at most `largestPayload` bytes per pair need, so that prepareAlone() asks nobody.
+  virtual Status reserve(const plan::PolicyFacts& policy, size_t largestPayload, Deadline deadline) = 0;
+  // Local; after reserve(), whose payload it keeps to. Peers that prepare the same work have the same contract.
+  virtual Result<std::shared_ptr<Prepared>> prepareAlone(const Work& work) = 0;
+
   // Local; waits for nothing. `valid`: else this rank's call is wrong, and no rank may store anything. `contracts`: of
   // all ranks, where the call has been agreed on; they tell copy engines where the outputs lie.
   virtual Status launch(Prepared& prepared, bool valid, const void* const in[], void* const out[],
@@ -80,6 +85,8 @@ class DeviceTransport {
   // What an earlier launch found: a contract that differs, a rank that died or never came. The first is forgotten.
   virtual Status takeError() = 0;
   virtual void abort() = 0;
+  // Local: waits for what is on streams, outside of graphs.
+  virtual void drain() = 0;
 
   struct Info {
     uint32_t ctas = 0;

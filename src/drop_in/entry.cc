@@ -1,0 +1,201 @@
+// NCCL's functions, in NCCL's place. A group's calls are launched where it ends, before what NCCL has of it: within a
+// group there is no order, and one thread may drive several GPUs by it.
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include <ulysses/ulysses_nccl_drop_in.h>
+
+#include "base/parameters.h"
+#include "drop_in/attachment.h"
+#include "drop_in/nccl_abi.h"
+#include "drop_in/real_nccl.h"
+
+namespace ulysses::drop_in {
+namespace {
+
+struct Launch {
+  std::shared_ptr<Attachment> attachment;
+  const Communicator::Flat* flat;
+  Operation operation;
+  const void* in;
+  void* out;
+  CUstream_st* stream;
+  int run() const { return attachment->launch(*flat, operation, in, out, stream); }
+};
+struct Group {
+  int depth = 0;
+  std::vector<ncclComm**> born;  // where NCCL puts communicators when the group ends
+  std::vector<Launch> launches;
+};
+thread_local Group group;
+
+template <class Function, class... Arguments>
+int call(Function* function, Arguments... arguments) {
+  return function != nullptr ? function(arguments...) : kInternalError;
+}
+
+// Nothing is attached where the program wants NCCL alone.
+bool wanted() {
+  static const bool on = Parameters::fromEnvironment().ncclCalls;
+  return on;
+}
+
+bool blocks(const void* config) {
+  const auto* head = static_cast<const ConfigHead*>(config);
+  return head == nullptr || head->size < sizeof(ConfigHead) || head->blocking != 0;
+}
+
+// Collective over each. A thread for each: one may drive all ranks of a communicator.
+void attach(const std::vector<ncclComm**>& born) {
+  std::vector<std::thread> threads;
+  for (size_t i = 1; i < born.size(); ++i)
+    threads.emplace_back([nccl = *born[i]] { keep(nccl, Attachment::make(nccl)); });
+  if (!born.empty()) keep(*born[0], Attachment::make(*born[0]));
+  for (std::thread& thread : threads) thread.join();
+}
+
+// NCCL has made a communicator, or will when the group ends.
+int born(int result, ncclComm** comms, int count, bool blocking) {
+  if (result != kSuccess || comms == nullptr || !blocking || !wanted()) return result;
+  std::vector<ncclComm**> all;
+  for (int i = 0; i < count; ++i) all.push_back(comms + i);
+  if (group.depth > 0) {
+    group.born.insert(group.born.end(), all.begin(), all.end());
+    return result;
+  }
+  std::erase_if(all, [](ncclComm** c) { return *c == nullptr; });  // a split without a colour
+  attach(all);
+  return result;
+}
+
+int move(Operation operation, const void* send, void* recv, size_t count, int type, ncclComm* comm, CUstream_st* stream,
+         decltype(&::ncclAllGather) real) {
+  const std::shared_ptr<Attachment> attachment = wanted() ? attachmentOf(comm) : nullptr;
+  if (attachment == nullptr) return call(real, send, recv, count, type, comm, stream);
+  const Attachment::Taken taken = attachment->take(operation, count, type);
+  if (!taken.taken) return call(real, send, recv, count, type, comm, stream);
+  if (taken.error != kSuccess) return taken.error;
+  Launch launch{attachment, taken.flat, operation, send, recv, stream};
+  if (group.depth == 0) return launch.run();
+  group.launches.push_back(std::move(launch));
+  return kSuccess;
+}
+
+// Nothing thrown inside crosses into C.
+template <class Body>
+int guarded(Body&& body) {
+  try {
+    return body();
+  } catch (const std::exception&) {
+    return kSystemError;
+  }
+}
+
+}  // namespace
+}  // namespace ulysses::drop_in
+
+using namespace ulysses;
+using namespace ulysses::drop_in;
+
+int ncclCommInitRank(ncclComm** comm, int nranks, UniqueId id, int rank) {
+  return guarded([&] { return born(call(realNccl().commInitRank, comm, nranks, id, rank), comm, 1, true); });
+}
+int ncclCommInitRankConfig(ncclComm** comm, int nranks, UniqueId id, int rank, void* config) {
+  return guarded(
+      [&] { return born(call(realNccl().commInitRankConfig, comm, nranks, id, rank, config), comm, 1, blocks(config)); });
+}
+int ncclCommInitRankScalable(ncclComm** comm, int nranks, int rank, int nIds, UniqueId* ids, void* config) {
+  return guarded([&] {
+    return born(call(realNccl().commInitRankScalable, comm, nranks, rank, nIds, ids, config), comm, 1, blocks(config));
+  });
+}
+int ncclCommInitAll(ncclComm** comms, int ndev, const int* devlist) {
+  return guarded([&] { return born(call(realNccl().commInitAll, comms, ndev, devlist), comms, ndev, true); });
+}
+// A child of a communicator that does not block does not either, unless it is told to.
+int ncclCommSplit(ncclComm* comm, int color, int key, ncclComm** newcomm, void* config) {
+  return guarded([&] {
+    const bool blocking = config != nullptr ? blocks(config) : attachmentOf(comm) != nullptr;
+    return born(call(realNccl().commSplit, comm, color, key, newcomm, config), newcomm, 1, blocking);
+  });
+}
+
+int ncclCommFinalize(ncclComm* comm) { return call(realNccl().commFinalize, comm); }
+int ncclCommDestroy(ncclComm* comm) {
+  return guarded([&] {
+    forget(comm).reset();
+    return call(realNccl().commDestroy, comm);
+  });
+}
+int ncclCommAbort(ncclComm* comm) {
+  return guarded([&] {
+    if (const std::shared_ptr<Attachment> attachment = forget(comm)) attachment->abort();
+    return call(realNccl().commAbort, comm);
+  });
+}
+int ncclCommGetAsyncError(ncclComm* comm, int* error) {
+  return guarded([&] {
+    const int result = call(realNccl().commGetAsyncError, comm, error);
+    if (result != kSuccess || error == nullptr || *error != kSuccess) return result;
+    if (const std::shared_ptr<Attachment> attachment = attachmentOf(comm)) *error = attachment->asyncError();
+    return result;
+  });
+}
+
+int ncclAllGather(const void* send, void* recv, size_t count, int type, ncclComm* comm, CUstream_st* stream) {
+  return guarded(
+      [&] { return move(Operation::AllGather, send, recv, count, type, comm, stream, realNccl().allGather); });
+}
+int ncclAlltoAll(const void* send, void* recv, size_t count, int type, ncclComm* comm, CUstream_st* stream) {
+  return guarded([&] { return move(Operation::AllToAll, send, recv, count, type, comm, stream, realNccl().alltoAll); });
+}
+
+int ncclGroupStart() {
+  const int result = call(realNccl().groupStart);
+  if (result == kSuccess) ++group.depth;
+  return result;
+}
+int ncclGroupEnd() {
+  return guarded([&] {
+    if (group.depth > 0) --group.depth;
+    if (group.depth > 0) return call(realNccl().groupEnd);
+    const std::vector<Launch> launches = std::exchange(group.launches, {});
+    std::vector<ncclComm**> comms = std::exchange(group.born, {});
+    int launched = kSuccess;
+    for (const Launch& launch : launches)
+      if (const int result = launch.run(); launched == kSuccess) launched = result;
+    const int result = call(realNccl().groupEnd);
+    if (result == kSuccess) {
+      std::erase_if(comms, [](ncclComm** c) { return *c == nullptr; });
+      attach(comms);
+    }
+    return result != kSuccess ? result : launched;
+  });
+}
+// Ends the group without its calls.
+int ncclGroupSimulateEnd(void* info) {
+  if (group.depth > 0) --group.depth;
+  if (group.depth == 0) {
+    group.launches.clear();
+    group.born.clear();
+  }
+  return call(realNccl().groupSimulateEnd, info);
+}
+
+ulyssesResult_t ulyssesNcclGetCounters(struct ncclComm* comm, ulyssesNcclCounters_t* counters) {
+  if (counters == nullptr || counters->size < sizeof *counters) return ulyssesInvalidArgument;
+  const std::shared_ptr<Attachment> attachment = comm != nullptr ? attachmentOf(comm) : nullptr;
+  if (comm != nullptr && attachment == nullptr) {
+    *counters = ULYSSES_NCCL_COUNTERS_INITIALIZER;
+    return ulyssesSuccess;
+  }
+  Counters& from = attachment ? attachment->counters() : processCounters();
+  counters->communicators = from.communicators;
+  counters->allGathers = from.allGathers;
+  counters->alltoalls = from.alltoalls;
+  counters->passed = from.passed;
+  const std::lock_guard lock(from.mutex);
+  counters->reason[from.reason.copy(counters->reason, sizeof counters->reason - 1)] = '\0';
+  return ulyssesSuccess;
+}
