@@ -41,19 +41,22 @@ struct NcclLibrary {
   Result (*ncclCommCuDevice)(const ncclComm* comm, int* device) = nullptr;
   Result (*ncclAllGather)(const void* send, void* recv, size_t count, int type, ncclComm* comm,
                           CUstream_st* stream) = nullptr;
-  Result (*ncclAlltoAll)(const void* send, void* recv, size_t count, int type, ncclComm* comm, CUstream_st* stream) = nullptr;  // 2.28
+  Result (*ncclAlltoAll)(const void* send, void* recv, size_t count, int type, ncclComm* comm,
+                         CUstream_st* stream) = nullptr;  // 2.28
   Result (*ncclSend)(const void* buffer, size_t count, int type, int peer, ncclComm* comm,
                      CUstream_st* stream) = nullptr;
   Result (*ncclRecv)(void* buffer, size_t count, int type, int peer, ncclComm* comm, CUstream_st* stream) = nullptr;
   Result (*ncclGroupStart)() = nullptr;
   Result (*ncclGroupEnd)() = nullptr;
-  Result (*ncclCommInitRankConfig)(ncclComm** comm, int nranks, UniqueId id, int rank, Config* config) = nullptr;  // 2.14
-  Result (*ncclMemAlloc)(void** ptr, size_t bytes) = nullptr;                                                     // 2.19
-  Result (*ncclMemFree)(void* ptr) = nullptr;                                                                     // 2.19
-  Result (*ncclCommWindowRegister)(ncclComm* comm, void* ptr, size_t bytes, Window* window, int flags) = nullptr;  // 2.27
-  Result (*ncclCommWindowDeregister)(ncclComm* comm, Window window) = nullptr;                                     // 2.27
-  Team (*ncclTeamLsa)(ncclComm* comm) = nullptr;                                                                   // 2.28
-  Result (*ncclGetLsaDevicePointer)(Window window, size_t offset, int lsaRank, void** ptr) = nullptr;              // 2.29
+  Result (*ncclCommInitRankConfig)(ncclComm** comm, int nranks, UniqueId id, int rank,
+                                   Config* config) = nullptr;  // 2.14
+  Result (*ncclMemAlloc)(void** ptr, size_t bytes) = nullptr;  // 2.19
+  Result (*ncclMemFree)(void* ptr) = nullptr;                  // 2.19
+  Result (*ncclCommWindowRegister)(ncclComm* comm, void* ptr, size_t bytes, Window* window,
+                                   int flags) = nullptr;                                               // 2.27
+  Result (*ncclCommWindowDeregister)(ncclComm* comm, Window window) = nullptr;                         // 2.27
+  Team (*ncclTeamLsa)(ncclComm* comm) = nullptr;                                                       // 2.28
+  Result (*ncclGetLsaDevicePointer)(Window window, size_t offset, int lsaRank, void** ptr) = nullptr;  // 2.29
   const char* (*ncclGetErrorString)(Result result) = nullptr;
   const char* (*ncclGetLastError)(const ncclComm* comm) = nullptr;  // 2.13
 

@@ -26,7 +26,8 @@ std::string whyNotNccl(std::span<const WindowFacts> ranks, int ranksPerDevice) {
                       ncclVersionText(kTellsAddresses), ncclVersionText(facts[0].version));
   for (size_t r = 0; r < facts.size(); ++r) {
     if (facts[r].offersWindows == 0) return formatText("the NCCL of rank {} lacks functions for windows", r);
-    if (facts[r].cuMemOff != 0) return formatText("NCCL registers no memory with NCCL_CUMEM_ENABLE=0, as on rank {}", r);
+    if (facts[r].cuMemOff != 0)
+      return formatText("NCCL registers no memory with NCCL_CUMEM_ENABLE=0, as on rank {}", r);
   }
   return "";
 }

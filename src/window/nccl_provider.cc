@@ -23,14 +23,14 @@
 namespace ulysses {
 namespace {
 
-constexpr int kPatienceMs = 60000;                // with NCCL, within a call's own deadline
+constexpr int kPatienceMs = 60000;  // with NCCL, within a call's own deadline
 
 bool endsCommunicator(const Status& status) {
   return status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError;
 }
 
-// NCCL's communicator for windows. What is collective in NCCL waits for ranks that failed before they came, for ever: so
-// it does not block here, and a rank that fails tells the others by the control page.
+// NCCL's communicator for windows. What is collective in NCCL waits for ranks that failed before they came, for ever:
+// so it does not block here, and a rank that fails tells the others by the control page.
 class NcclSession {
  public:
   NcclSession(const NcclLibrary& nccl, int device, ControlPage& page, ControlChannel& channel)
@@ -212,14 +212,16 @@ class NcclProvider final : public WindowProvider {
   }
 
   Status adopts() const override { return ipc_->adopts(); }
-  Status adopt(void* ptr, size_t bytes, ControlChannel& channel, std::vector<WindowPart>& parts, Deadline deadline) override {
+  Status adopt(void* ptr, size_t bytes, ControlChannel& channel, std::vector<WindowPart>& parts,
+               Deadline deadline) override {
     return ipc_->adopt(ptr, bytes, channel, parts, deadline);
   }
 
  private:
   // Collective; `bytes` is the same on all ranks. `unable`: agreed, why NCCL gives no window, nor any more unless it is
   // ulyssesOutOfMemory.
-  Status byNccl(size_t bytes, ControlChannel& channel, std::vector<WindowPart>& parts, Deadline deadline, Status* unable) {
+  Status byNccl(size_t bytes, ControlChannel& channel, std::vector<WindowPart>& parts, Deadline deadline,
+                Status* unable) {
     parts.clear();
     const DeviceGuard guard(device_);
     std::shared_ptr<Slab> slab;
@@ -261,7 +263,8 @@ class NcclProvider final : public WindowProvider {
     std::erase_if(slabs_, [](const std::weak_ptr<Slab>& slab) { return slab.expired(); });
     for (const std::weak_ptr<Slab>& weak : slabs_) {
       std::shared_ptr<Slab> slab = weak.lock();
-      if (const std::optional<size_t> offset = slab->arena->take(bytes)) return std::make_shared<Room>(std::move(slab), *offset);
+      if (const std::optional<size_t> offset = slab->arena->take(bytes))
+        return std::make_shared<Room>(std::move(slab), *offset);
     }
     return nullptr;
   }

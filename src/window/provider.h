@@ -50,9 +50,9 @@ std::unique_ptr<WindowProvider> makeDeviceProvider(int device);
 class ControlPage;
 struct NcclLibrary;
 // The same through NCCL's windows, on ranks that chooseWindows() found able to. Collective; the outcome is agreed, and
-// its text says why there is none. `page`: of these ranks; outlives the provider, as `channel` does. Memory
-// of the caller's own, and all new memory after a registration that failed, is as that of makeDeviceProvider(). In builds
-// with CUDA.
+// its text says why there is none. `page`: of these ranks; outlives the provider, as `channel` does. Memory of the
+// caller's own, and all new memory after a registration that failed, is as that of makeDeviceProvider(). In builds with
+// CUDA.
 Result<std::unique_ptr<WindowProvider>> makeNcclProvider(const NcclLibrary& nccl, int device, ControlPage& page,
                                                          ControlChannel& channel, Deadline deadline);
 

@@ -36,8 +36,8 @@ struct CUstream_st;
 
 namespace {
 
-constexpr int kSuccess = 0, kCudaError = 1, kInternalError = 3, kInvalidArgument = 4, kInvalidUsage = 5, kInProgress = 7,
-              kMostRanks = 8;
+constexpr int kSuccess = 0, kCudaError = 1, kInternalError = 3, kInvalidArgument = 4, kInvalidUsage = 5,
+              kInProgress = 7, kMostRanks = 8;
 constexpr size_t kBox = size_t{256} << 10, kGranularity = size_t{4} << 20;
 
 bool goesWrong(std::string_view how) {
@@ -335,8 +335,9 @@ int ncclMemAlloc(void** ptr, size_t bytes) {
   CUdeviceptr at = 0;
   Memory m{bytes, -1};
   if (DRIVER(cuMemCreate)(&handle, bytes, &prop, 0) != CUDA_SUCCESS) return kCudaError;
+  constexpr auto kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   const bool mapped = map(handle, bytes, prop.location.id, &at) &&
-                      DRIVER(cuMemExportToShareableHandle)(&m.fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS;
+                      DRIVER(cuMemExportToShareableHandle)(&m.fd, handle, kDescriptor, 0) == CUDA_SUCCESS;
   DRIVER(cuMemRelease)(handle);
   if (!mapped) return kCudaError;
   *ptr = reinterpret_cast<void*>(at);

@@ -55,7 +55,8 @@ class Logged {
 // NCCL for ranks that share a GPU too, as far as it takes them.
 class Asked {
  public:
-  explicit Asked(const std::string& windows) : windows_("ULYSSES_WINDOWS", windows), multicast_("NCCL_NVLS_ENABLE", "0") {
+  explicit Asked(const std::string& windows)
+      : windows_("ULYSSES_WINDOWS", windows), multicast_("NCCL_NVLS_ENABLE", "0") {
     if (!ownGpus(2)) shared_.emplace("NCCL_MULTI_RANK_GPU_ENABLE", "1");
   }
 
@@ -78,7 +79,8 @@ constexpr As kWays[] = {As::Processes};
 constexpr int kRankCounts[] = {2};
 #endif
 
-std::string exactInto(void* window, int P, int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting, uint64_t salt) {
+std::string exactInto(void* window, int P, int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting,
+                      uint64_t salt) {
   DeviceTensor in(sequenceSide(kShape, P, rank, salt));
   const std::vector<unsigned char> expected = headSide(kShape, P, rank, salt);
   EXPECT_RANK(cudaMemset(window, 0xEE, expected.size()) == cudaSuccess);
@@ -131,8 +133,9 @@ std::string made(As as, int P, int victim, hooks::Stage stage) {
 
 }  // namespace
 
-TEST_CASE("windows by NCCL or by CUDA's handles: as asked for, and without a word by NCCL where ranks have their own GPUs",
-          "[gpu][provider]") {
+TEST_CASE(
+    "windows by NCCL or by CUDA's handles: as asked for, and without a word by NCCL where ranks have their own GPUs",
+    "[gpu][provider]") {
   NEEDS_NCCL_WINDOWS;
   for (const As as : kWays)
     for (const int P : kRankCounts)
@@ -174,8 +177,10 @@ TEST_CASE("windows by NCCL: a stage of setup that fails on one rank leaves CUDA'
   for (const As as : kWays)
     for (const int P : kRankCounts)
       for (const int victim : {0, P - 1})
-        for (const auto stage : {hooks::Stage::NcclId, hooks::Stage::NcclComm, hooks::Stage::NcclRegister, hooks::Stage::NcclAddress}) {
-          INFO((as == As::Threads ? "threads" : "processes") << " P=" << P << " victim " << victim << " stage " << static_cast<int>(stage));
+        for (const auto stage :
+             {hooks::Stage::NcclId, hooks::Stage::NcclComm, hooks::Stage::NcclRegister, hooks::Stage::NcclAddress}) {
+          INFO((as == As::Threads ? "threads" : "processes")
+               << " P=" << P << " victim " << victim << " stage " << static_cast<int>(stage));
           const Logged log;
           CHECK(made(as, P, victim, stage) == "");
           INFO(log.text());
@@ -184,15 +189,18 @@ TEST_CASE("windows by NCCL: a stage of setup that fails on one rank leaves CUDA'
         }
 }
 
-TEST_CASE("windows by NCCL: a registration that fails on one rank leaves those before it, and CUDA's handles from then on",
-          "[gpu][provider]") {
+TEST_CASE(
+    "windows by NCCL: a registration that fails on one rank leaves those before it, and CUDA's handles from then on",
+    "[gpu][provider]") {
   NEEDS_NCCL_WINDOWS;
   const Asked asked("nccl");
   for (const As as : kWays)
     for (const int P : kRankCounts)
-      for (const auto stage : {hooks::Stage::Allocate, hooks::Stage::Open, hooks::Stage::NcclRegister, hooks::Stage::NcclAddress}) {
+      for (const auto stage :
+           {hooks::Stage::Allocate, hooks::Stage::Open, hooks::Stage::NcclRegister, hooks::Stage::NcclAddress}) {
         INFO((as == As::Threads ? "threads" : "processes") << " P=" << P << " stage " << static_cast<int>(stage));
-        const bool everybodys = stage == hooks::Stage::Allocate || stage == hooks::Stage::Open;  // the call's own failure
+        const bool everybodys =
+            stage == hooks::Stage::Allocate || stage == hooks::Stage::Open;  // the call's own failure
         const Logged log;
         CHECK(onDevice(as, P, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
                 const size_t bytes = headSide(kShape, P, rank).size();
@@ -227,46 +235,55 @@ TEST_CASE("windows by NCCL: of any bytes by rank, given back in any order by ran
   for (const As as : kWays)
     for (const int P : kRankCounts) {
       const Logged log;
-      CHECK(onDevice(as, P, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
-              const size_t bytes = headSide(kShape, P, rank).size();
-              std::string text = roundTrip(kShape, P, rank, comm, stream, meeting);
-              const size_t used = infoOf(comm).windowBytes;
-              for (uint64_t round = 0; round < 3 && text.empty(); ++round) {
-                // Zeroed, also where another window has been; each rank has room for its own, and none for more than the cap.
-                constexpr int kCount = 13;  // more than one call tells the others of
-                void* windows[kCount] = {};
-                size_t sizes[kCount];
-                for (int i = 0; i < kCount; ++i) {
-                  sizes[i] = (rank + i + static_cast<int>(round)) % 3 == 0 ? 0 : bytes + (static_cast<size_t>(rank * (i % 4)) << 20);
-                  EXPECT_OK(ulyssesMemAlloc(&windows[i], sizes[i], comm));
-                  EXPECT_RANK((windows[i] == nullptr) == (sizes[i] == 0));
-                  std::vector<unsigned char> content(sizes[i], 1);
-                  EXPECT_RANK(cudaMemcpy(content.data(), windows[i], sizes[i], cudaMemcpyDeviceToHost) == cudaSuccess);
-                  EXPECT_RANK(content == std::vector<unsigned char>(sizes[i], 0));
-                }
-                for (int i = 0; i < kCount && text.empty(); ++i) {
-                  DeviceTensor in(sequenceSide(kShape, P, rank, round)), plain(bytes);
-                  void* out = windows[i] != nullptr ? windows[i] : plain.data();
-                  settle(meeting);
-                  EXPECT_OK(exchange(kShape, in.data(), out, ulyssesScatterHeads, comm, stream));
-                  EXPECT_RANK(finish(stream, meeting));
-                  std::vector<unsigned char> got(bytes);
-                  EXPECT_RANK(cudaMemcpy(got.data(), out, bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
-                  EXPECT_RANK(got == headSide(kShape, P, rank, round));
-                  meeting.wait();
-                }
-                for (int i = 0; i < kCount; ++i) EXPECT_OK(ulyssesMemFree(windows[(i * (rank + 1) + rank) % kCount], comm));
-                EXPECT_RANK(infoOf(comm).windowBytes == used);
-              }
-              // What one rank asks for all must have room for.
-              void* window = nullptr;
-              const size_t half = config.windowCapBytes / 2;
-              EXPECT_OK(ulyssesMemAlloc(&window, half, comm));
-              void* more = nullptr;
-              EXPECT_RANK(ulyssesMemAlloc(&more, rank == 0 ? 64 : half, comm) == ulyssesOutOfMemory && more == nullptr);
-              EXPECT_OK(ulyssesMemFree(window, comm));
-              return text;
-            }, config) == "");
+      CHECK(onDevice(
+                as, P,
+                [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+                  const size_t bytes = headSide(kShape, P, rank).size();
+                  std::string text = roundTrip(kShape, P, rank, comm, stream, meeting);
+                  const size_t used = infoOf(comm).windowBytes;
+                  for (uint64_t round = 0; round < 3 && text.empty(); ++round) {
+                    // Zeroed, also where another window has been; each rank has room for its own, and none for more
+                    // than the cap.
+                    constexpr int kCount = 13;  // more than one call tells the others of
+                    void* windows[kCount] = {};
+                    size_t sizes[kCount];
+                    for (int i = 0; i < kCount; ++i) {
+                      sizes[i] = (rank + i + static_cast<int>(round)) % 3 == 0
+                                     ? 0
+                                     : bytes + (static_cast<size_t>(rank * (i % 4)) << 20);
+                      EXPECT_OK(ulyssesMemAlloc(&windows[i], sizes[i], comm));
+                      EXPECT_RANK((windows[i] == nullptr) == (sizes[i] == 0));
+                      std::vector<unsigned char> content(sizes[i], 1);
+                      EXPECT_RANK(cudaMemcpy(content.data(), windows[i], sizes[i], cudaMemcpyDeviceToHost) ==
+                                  cudaSuccess);
+                      EXPECT_RANK(content == std::vector<unsigned char>(sizes[i], 0));
+                    }
+                    for (int i = 0; i < kCount && text.empty(); ++i) {
+                      DeviceTensor in(sequenceSide(kShape, P, rank, round)), plain(bytes);
+                      void* out = windows[i] != nullptr ? windows[i] : plain.data();
+                      settle(meeting);
+                      EXPECT_OK(exchange(kShape, in.data(), out, ulyssesScatterHeads, comm, stream));
+                      EXPECT_RANK(finish(stream, meeting));
+                      std::vector<unsigned char> got(bytes);
+                      EXPECT_RANK(cudaMemcpy(got.data(), out, bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+                      EXPECT_RANK(got == headSide(kShape, P, rank, round));
+                      meeting.wait();
+                    }
+                    for (int i = 0; i < kCount; ++i)
+                      EXPECT_OK(ulyssesMemFree(windows[(i * (rank + 1) + rank) % kCount], comm));
+                    EXPECT_RANK(infoOf(comm).windowBytes == used);
+                  }
+                  // What one rank asks for all must have room for.
+                  void* window = nullptr;
+                  const size_t half = config.windowCapBytes / 2;
+                  EXPECT_OK(ulyssesMemAlloc(&window, half, comm));
+                  void* more = nullptr;
+                  EXPECT_RANK(ulyssesMemAlloc(&more, rank == 0 ? 64 : half, comm) == ulyssesOutOfMemory &&
+                              more == nullptr);
+                  EXPECT_OK(ulyssesMemFree(window, comm));
+                  return text;
+                },
+                config) == "");
       INFO(log.text());
       CHECK(log.lines("windows by NCCL") == P);
     }
@@ -310,17 +327,20 @@ TEST_CASE("windows by NCCL: a rank that dies while all register is noticed", "[g
   NEEDS_NCCL_WINDOWS;
   const Asked asked("nccl");
   const RendezvousProcess rendezvous;
-  const std::vector<std::string> texts = runRanks(As::Processes, 2, [&](int rank) -> std::string {
-    EXPECT_RANK(takeDeviceOf(rank));
-    const ulyssesConfig_t config = deviceConfig(60000);
-    ulyssesComm_t comm = nullptr;
-    EXPECT_OK(ulyssesCommInitRankConfig(&comm, 2, rendezvous.id(), rank, &config));
-    if (rank == 1) setenv("ULYSSES_EMULATED_NCCL", "dies", 1);
-    void* window = nullptr;
-    EXPECT_RANK(ulyssesMemAlloc(&window, kMuch, comm) == ulyssesRemoteError);
-    EXPECT_OK(ulyssesCommAbort(comm));
-    return "";
-  }, 20);
+  const std::vector<std::string> texts = runRanks(
+      As::Processes, 2,
+      [&](int rank) -> std::string {
+        EXPECT_RANK(takeDeviceOf(rank));
+        const ulyssesConfig_t config = deviceConfig(60000);
+        ulyssesComm_t comm = nullptr;
+        EXPECT_OK(ulyssesCommInitRankConfig(&comm, 2, rendezvous.id(), rank, &config));
+        if (rank == 1) setenv("ULYSSES_EMULATED_NCCL", "dies", 1);
+        void* window = nullptr;
+        EXPECT_RANK(ulyssesMemAlloc(&window, kMuch, comm) == ulyssesRemoteError);
+        EXPECT_OK(ulyssesCommAbort(comm));
+        return "";
+      },
+      20);
   CHECK(texts[0] == "");
   CHECK(texts[1] == "exited with 9");
 }

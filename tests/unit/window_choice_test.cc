@@ -22,7 +22,7 @@ std::vector<WindowFacts> everything() {
 
 bool expected(const std::vector<WindowFacts>& ranks, int ranksPerDevice) {
   const auto all = [&](auto what) { return std::all_of(ranks.begin(), ranks.end(), what); };
-  const bool shared = ranksPerDevice > 1, asked = !all([](auto& f) { return f.from != WindowsFrom::Nccl; });
+  const bool shared = ranksPerDevice > 1, asked = !all([](auto&f) { return f.from != WindowsFrom::Nccl; });
   return all([&](const WindowFacts& f) {
     return f.from != WindowsFrom::Ipc && f.nccl.version >= 22902 && f.nccl.version == ranks[0].nccl.version &&
            f.nccl.offersWindows && !f.nccl.cuMemOff &&
@@ -72,8 +72,8 @@ TEST_CASE("windows by nccl: its LSA team must be all ranks, in their order") {
 }
 
 TEST_CASE("windows by ipc or nccl: the reason names the rank and what is missing") {
-  const WindowFacts v230{WindowsFrom::Auto, {23007, 0, 1, 0}}, old{WindowsFrom::Auto, {22809, 0, 0, 0}},
-      none{}, lacking{WindowsFrom::Auto, {23007, 0, 0, 0}}, off{WindowsFrom::Auto, {23007, 0, 1, 1}},
+  const WindowFacts v230{WindowsFrom::Auto, {23007, 0, 1, 0}}, old{WindowsFrom::Auto, {22809, 0, 0, 0}}, none{},
+      lacking{WindowsFrom::Auto, {23007, 0, 0, 0}}, off{WindowsFrom::Auto, {23007, 0, 1, 1}},
       ipc{WindowsFrom::Ipc, {23007, 0, 1, 0}}, nccl{WindowsFrom::Nccl, {23007, 0, 1, 0}},
       shares{WindowsFrom::Nccl, {23007, 1, 1, 0}};
   CHECK(why({v230, v230, v230}) == "");
