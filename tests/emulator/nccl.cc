@@ -86,6 +86,7 @@ struct ncclComm {
   std::thread worker;  // where it does not block
   std::atomic<int> state{kSuccess};
   uint64_t registrations = 0;
+  int splits = 0;
   std::map<size_t, size_t> space;  // offset and bytes of what is registered: the same on all ranks, or nothing fits
 };
 
@@ -229,6 +230,11 @@ void perform(Operation op) {
     }
     if (left && !some) std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
+}
+
+size_t bytesOf(int type) {
+  constexpr size_t kBytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+  return kBytes[type];
 }
 
 int add(ncclComm* comm, CUstream_st* stream, std::vector<Part> parts) {
@@ -464,19 +470,56 @@ int ncclGroupEnd() {
   for (Operation& op : std::exchange(group, {})) enqueue(op.stream, [op] { perform(op); });
   return kSuccess;
 }
-int ncclSend(const void* data, size_t count, int, int peer, ncclComm* comm, CUstream_st* stream) {
-  return add(comm, stream, {{true, peer, static_cast<unsigned char*>(const_cast<void*>(data)), count}});
+int ncclSend(const void* data, size_t count, int type, int peer, ncclComm* comm, CUstream_st* stream) {
+  return add(comm, stream, {{true, peer, static_cast<unsigned char*>(const_cast<void*>(data)), count * bytesOf(type)}});
 }
-int ncclRecv(void* data, size_t count, int, int peer, ncclComm* comm, CUstream_st* stream) {
-  return add(comm, stream, {{false, peer, static_cast<unsigned char*>(data), count}});
+int ncclRecv(void* data, size_t count, int type, int peer, ncclComm* comm, CUstream_st* stream) {
+  return add(comm, stream, {{false, peer, static_cast<unsigned char*>(data), count * bytesOf(type)}});
 }
-int ncclAllGather(const void* send, void* recv, size_t count, int, ncclComm* comm, CUstream_st* stream) {
+int ncclAllGather(const void* send, void* recv, size_t count, int type, ncclComm* comm, CUstream_st* stream) {
+  count *= bytesOf(type);
   std::vector<Part> parts;
   for (int p = 0; p < comm->nranks; ++p) {
     parts.push_back({true, p, static_cast<unsigned char*>(const_cast<void*>(send)), count});
     parts.push_back({false, p, static_cast<unsigned char*>(recv) + static_cast<size_t>(p) * count, count});
   }
   return add(comm, stream, std::move(parts));
+}
+int ncclAlltoAll(const void* send, void* recv, size_t count, int type, ncclComm* comm, CUstream_st* stream) {
+  const size_t bytes = count * bytesOf(type);
+  std::vector<Part> parts;
+  for (int p = 0; p < comm->nranks; ++p) {
+    const size_t at = static_cast<size_t>(p) * bytes;
+    parts.push_back({true, p, static_cast<unsigned char*>(const_cast<void*>(send)) + at, bytes});
+    parts.push_back({false, p, static_cast<unsigned char*>(recv) + at, bytes});
+  }
+  return add(comm, stream, std::move(parts));
+}
+
+// The ranks tell each other colour and key by messages, and a name made of what the parent and the split are.
+int ncclCommSplit(ncclComm* comm, int color, int key, ncclComm** child, Config* config) {
+  *child = nullptr;
+  const std::shared_ptr<ncclComm> c = find(comm);
+  if (c == nullptr) return kInvalidArgument;
+  struct Wish {
+    int color, key, rank;
+  };
+  const auto n = static_cast<size_t>(c->nranks);
+  std::vector<Wish> wishes(n), mine(n, {color, key, c->rank});
+  Operation op{c, nullptr, {}};
+  for (int p = 0; p < c->nranks; ++p) {
+    op.parts.push_back({true, p, reinterpret_cast<unsigned char*>(&mine[static_cast<size_t>(p)]), sizeof(Wish)});
+    op.parts.push_back({false, p, reinterpret_cast<unsigned char*>(&wishes[static_cast<size_t>(p)]), sizeof(Wish)});
+  }
+  perform(op);
+  const int number = ++c->splits;
+  if (color < 0) return kSuccess;
+  std::erase_if(wishes, [&](const Wish& w) { return w.color != color; });
+  std::stable_sort(wishes.begin(), wishes.end(), [](const Wish& a, const Wish& b) { return a.key < b.key; });
+  const auto me = std::find_if(wishes.begin(), wishes.end(), [&](const Wish& w) { return w.rank == c->rank; });
+  UniqueId id{};
+  std::snprintf(id.internal, sizeof id.internal, "%.80s-%d-%d", c->name.c_str(), number, color);
+  return ncclCommInitRankConfig(child, static_cast<int>(wishes.size()), id, static_cast<int>(me - wishes.begin()), config);
 }
 
 }  // extern "C"

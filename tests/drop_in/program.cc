@@ -1,0 +1,234 @@
+// A program that speaks NCCL and knows nothing of Ulysses: run as it is, and with libulysses-nccl preloaded, it has to say
+// the same. Ranks are MPI's processes, which are dealt the GPUs in turn.
+//   program [--taken all-gathers all-to-alls]     what the preloaded library must have taken, where it is there
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <mpi.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <ulysses/ulysses_nccl_drop_in.h>
+
+struct ncclComm;
+struct UniqueId {
+  char internal[128];
+};
+
+namespace {
+
+int rank = 0, nranks = 0, wrong = 0;
+
+void check(bool right, const std::string& what) {
+  if (right) return;
+  std::fprintf(stderr, "rank %d: %s\n", rank, what.c_str());
+  MPI_Abort(MPI_COMM_WORLD, 1);
+}
+#define CUDA(call) check((call) == cudaSuccess, #call)
+
+// NCCL's functions as the dynamic linker would have found them, had the program been linked with NCCL.
+template <class Function>
+Function* found(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+}
+struct Nccl {
+  int (*getUniqueId)(UniqueId*) = found<int(UniqueId*)>("ncclGetUniqueId");
+  int (*commInitRank)(ncclComm**, int, UniqueId, int) = found<int(ncclComm**, int, UniqueId, int)>("ncclCommInitRank");
+  int (*commSplit)(ncclComm*, int, int, ncclComm**, void*) = found<int(ncclComm*, int, int, ncclComm**, void*)>("ncclCommSplit");
+  int (*commDestroy)(ncclComm*) = found<int(ncclComm*)>("ncclCommDestroy");
+  int (*commCount)(const ncclComm*, int*) = found<int(const ncclComm*, int*)>("ncclCommCount");
+  int (*commUserRank)(const ncclComm*, int*) = found<int(const ncclComm*, int*)>("ncclCommUserRank");
+  int (*asyncError)(ncclComm*, int*) = found<int(ncclComm*, int*)>("ncclCommGetAsyncError");
+  int (*allGather)(const void*, void*, size_t, int, ncclComm*, cudaStream_t) =
+      found<int(const void*, void*, size_t, int, ncclComm*, cudaStream_t)>("ncclAllGather");
+  int (*alltoAll)(const void*, void*, size_t, int, ncclComm*, cudaStream_t) =
+      found<int(const void*, void*, size_t, int, ncclComm*, cudaStream_t)>("ncclAlltoAll");
+  int (*send)(const void*, size_t, int, int, ncclComm*, cudaStream_t) =
+      found<int(const void*, size_t, int, int, ncclComm*, cudaStream_t)>("ncclSend");
+  int (*recv)(void*, size_t, int, int, ncclComm*, cudaStream_t) =
+      found<int(void*, size_t, int, int, ncclComm*, cudaStream_t)>("ncclRecv");
+  int (*groupStart)() = found<int()>("ncclGroupStart");
+  int (*groupEnd)() = found<int()>("ncclGroupEnd");
+};
+
+constexpr int kUint8 = 1, kFloat32 = 7, kBfloat16 = 9;
+
+unsigned char byteOf(int from, int to, size_t i, int salt) {
+  return static_cast<unsigned char>(i * 131 + static_cast<size_t>(from) * 17 + static_cast<size_t>(to) * 59 + static_cast<size_t>(salt));
+}
+
+struct Buffer {
+  explicit Buffer(size_t n) : bytes(n) { CUDA(cudaMalloc(&data, n)); }
+  ~Buffer() { (void)cudaFree(data); }
+  void write(const std::vector<unsigned char>& from, size_t at = 0) {
+    CUDA(cudaMemcpy(static_cast<unsigned char*>(data) + at, from.data(), from.size(), cudaMemcpyHostToDevice));
+  }
+  std::vector<unsigned char> read() const {
+    std::vector<unsigned char> to(bytes);
+    CUDA(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost));
+    return to;
+  }
+  void* data = nullptr;
+  size_t bytes;
+};
+
+std::vector<unsigned char> block(int from, int to, size_t bytes, int salt) {
+  std::vector<unsigned char> made(bytes);
+  for (size_t i = 0; i < bytes; ++i) made[i] = byteOf(from, to, i, salt);
+  return made;
+}
+
+// Ranks by their place in the communicator.
+void expect(const Buffer& buffer, int P, int to, size_t bytes, int salt, const std::string& what) {
+  const std::vector<unsigned char> got = buffer.read();
+  bool right = true;
+  for (int from = 0; from < P && right; ++from) {
+    const std::vector<unsigned char> want = block(from, to, bytes, salt);
+    right = std::memcmp(got.data() + static_cast<size_t>(from) * bytes, want.data(), bytes) == 0;
+  }
+  if (right) return;
+  std::fprintf(stderr, "rank %d: wrong: %s\n", rank, what.c_str());
+  ++wrong;
+}
+
+size_t elementBytes(int type) { return type == kUint8 ? 1 : type == kBfloat16 ? 2 : 4; }
+
+void gather(const Nccl& nccl, ncclComm* comm, int P, int me, size_t count, int type, bool inPlace, int salt, cudaStream_t stream) {
+  const size_t bytes = count * elementBytes(type);
+  Buffer in(bytes), out(bytes * static_cast<size_t>(P));
+  if (inPlace)
+    out.write(block(me, -1, bytes, salt), bytes * static_cast<size_t>(me));
+  else
+    in.write(block(me, -1, bytes, salt));
+  const void* from = inPlace ? static_cast<unsigned char*>(out.data) + bytes * static_cast<size_t>(me) : in.data;
+  check(nccl.allGather(from, out.data, count, type, comm, stream) == 0, "ncclAllGather");
+  CUDA(cudaStreamSynchronize(stream));
+  expect(out, P, -1, bytes, salt, "all-gather of " + std::to_string(bytes) + " bytes" + (inPlace ? " in place" : ""));
+}
+
+void writeAll(Buffer& in, int P, int me, size_t bytes, int salt) {
+  for (int to = 0; to < P; ++to) in.write(block(me, to, bytes, salt), bytes * static_cast<size_t>(to));
+}
+
+void exchange(const Nccl& nccl, ncclComm* comm, int P, int me, size_t count, int type, int salt, cudaStream_t stream) {
+  const size_t bytes = count * elementBytes(type);
+  Buffer in(bytes * static_cast<size_t>(P)), out(bytes * static_cast<size_t>(P));
+  writeAll(in, P, me, bytes, salt);
+  check(nccl.alltoAll(in.data, out.data, count, type, comm, stream) == 0, "ncclAlltoAll");
+  CUDA(cudaStreamSynchronize(stream));
+  expect(out, P, me, bytes, salt, "all-to-all of " + std::to_string(bytes) + " bytes");
+}
+
+// Messages round the ring, and a gather that does not wait for them.
+void mixedGroup(const Nccl& nccl, ncclComm* comm, cudaStream_t stream) {
+  constexpr size_t kBytes = 5000;
+  const int next = (rank + 1) % nranks, before = (rank + nranks - 1) % nranks;
+  Buffer sent(kBytes), received(kBytes), in(kBytes), out(kBytes * static_cast<size_t>(nranks));
+  sent.write(block(rank, next, kBytes, 3));
+  in.write(block(rank, -1, kBytes, 4));
+  check(nccl.groupStart() == 0, "ncclGroupStart");
+  check(nccl.send(sent.data, kBytes, kUint8, next, comm, stream) == 0, "ncclSend");
+  check(nccl.recv(received.data, kBytes, kUint8, before, comm, stream) == 0, "ncclRecv");
+  check(nccl.allGather(in.data, out.data, kBytes, kUint8, comm, stream) == 0, "ncclAllGather in a group");
+  check(nccl.groupEnd() == 0, "ncclGroupEnd");
+  CUDA(cudaStreamSynchronize(stream));
+  expect(out, nranks, -1, kBytes, 4, "all-gather in a group");
+  if (received.read() != block(before, rank, kBytes, 3)) {
+    std::fprintf(stderr, "rank %d: wrong: a message round the ring\n", rank);
+    ++wrong;
+  }
+}
+
+void graph(const Nccl& nccl, ncclComm* comm, size_t bytes, cudaStream_t stream) {
+  Buffer in(bytes * static_cast<size_t>(nranks)), out(bytes * static_cast<size_t>(nranks));
+  cudaGraph_t recorded = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  check(nccl.alltoAll(in.data, out.data, bytes, kUint8, comm, stream) == 0, "ncclAlltoAll under capture");
+  CUDA(cudaStreamEndCapture(stream, &recorded));
+  CUDA(cudaGraphInstantiate(&exec, recorded, 0));
+  for (int replay = 0; replay < 4; ++replay) {
+    writeAll(in, nranks, rank, bytes, 20 + replay);
+    CUDA(cudaGraphLaunch(exec, stream));
+    gather(nccl, comm, nranks, rank, 777, kUint8, false, 30 + replay, stream);  // beside it, eagerly
+    CUDA(cudaStreamSynchronize(stream));
+    expect(out, nranks, rank, bytes, 20 + replay, "replay of an all-to-all");
+  }
+  CUDA(cudaGraphExecDestroy(exec));
+  CUDA(cudaGraphDestroy(recorded));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &nranks);
+  check(dlopen("libnccl.so.2", RTLD_NOW | RTLD_GLOBAL) != nullptr, "there is no libnccl.so.2");
+  const Nccl nccl;
+  int devices = 0;
+  CUDA(cudaGetDeviceCount(&devices));
+  CUDA(cudaSetDevice(rank % devices));
+  cudaStream_t stream = nullptr;
+  CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+
+  UniqueId id{};
+  if (rank == 0) check(nccl.getUniqueId(&id) == 0, "ncclGetUniqueId");
+  MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
+  ncclComm* comm = nullptr;
+  check(nccl.commInitRank(&comm, nranks, id, rank) == 0, "ncclCommInitRank");
+
+  for (int round = 0; round < 3; ++round) {
+    gather(nccl, comm, nranks, rank, 1, kUint8, false, round, stream);
+    gather(nccl, comm, nranks, rank, 7168, kFloat32, round == 1, round, stream);
+    gather(nccl, comm, nranks, rank, 100001, kBfloat16, round == 2, round, stream);
+    gather(nccl, comm, nranks, rank, 3 << 20, kUint8, false, round, stream);  // more than is taken
+    if (nccl.alltoAll == nullptr) continue;
+    exchange(nccl, comm, nranks, rank, 3, kBfloat16, round, stream);
+    exchange(nccl, comm, nranks, rank, 28672 / static_cast<size_t>(nranks), kUint8, round, stream);
+    exchange(nccl, comm, nranks, rank, 25001, kFloat32, round, stream);
+  }
+  mixedGroup(nccl, comm, stream);
+  if (nccl.alltoAll != nullptr) {
+    graph(nccl, comm, 28672 / static_cast<size_t>(nranks), stream);
+    graph(nccl, comm, 120000, stream);  // a size that no call has had before
+  }
+
+  if (nccl.commSplit != nullptr && nranks > 2) {  // the last rank stays outside, the others turn round
+    ncclComm* child = nullptr;
+    const int color = rank + 1 < nranks ? 0 : -1;
+    check(nccl.commSplit(comm, color, -rank, &child, nullptr) == 0, "ncclCommSplit");
+    if (color == 0) {
+      int size = 0, place = -1;
+      check(nccl.commCount(child, &size) == 0 && nccl.commUserRank(child, &place) == 0, "the child's ranks");
+      check(size == nranks - 1 && place == size - 1 - rank, "the child's order");
+      gather(nccl, child, size, place, 4096, kFloat32, false, 9, stream);
+      check(nccl.commDestroy(child) == 0, "ncclCommDestroy of the child");
+    }
+  }
+
+  int error = -1;
+  check(nccl.asyncError(comm, &error) == 0 && error == 0, "ncclCommGetAsyncError");
+  ulyssesNcclCounters_t counters = ULYSSES_NCCL_COUNTERS_INITIALIZER;
+  const auto count = found<ulyssesResult_t(ncclComm*, ulyssesNcclCounters_t*)>("ulyssesNcclGetCounters");
+  if (count != nullptr) check(count(comm, &counters) == ulyssesSuccess, "ulyssesNcclGetCounters");
+  if (argc == 4 && std::strcmp(argv[1], "--taken") == 0) {
+    const bool right = count != nullptr && counters.allGathers == std::strtoull(argv[2], nullptr, 10) &&
+                       counters.alltoalls == std::strtoull(argv[3], nullptr, 10);
+    if (!right)
+      std::fprintf(stderr, "rank %d: taken: %llu all-gathers, %llu all-to-alls, %llu passed (%s)\n", rank,
+                   static_cast<unsigned long long>(counters.allGathers), static_cast<unsigned long long>(counters.alltoalls),
+                   static_cast<unsigned long long>(counters.passed), counters.reason);
+    wrong += !right;
+  }
+  check(nccl.commDestroy(comm) == 0, "ncclCommDestroy");
+  int all = 0;
+  MPI_Allreduce(&wrong, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+  if (rank == 0) std::printf("%d ranks: %s\n", nranks, all == 0 ? "all exact" : "WRONG");
+  MPI_Finalize();
+  return all == 0 ? 0 : 1;
+}
