@@ -30,15 +30,22 @@ struct Group {
 };
 thread_local Group group;
 
+// What NCCL calls of itself comes here as well, by the dynamic linker: it is no call of the program's.
+thread_local int insideNccl = 0;
+
 template <class Function, class... Arguments>
 int call(Function* function, Arguments... arguments) {
-  return function != nullptr ? function(arguments...) : kInternalError;
+  if (function == nullptr) return kInternalError;
+  ++insideNccl;
+  const int result = function(arguments...);
+  --insideNccl;
+  return result;
 }
 
 // Nothing is attached where the program wants NCCL alone.
 bool wanted() {
   static const bool on = Parameters::fromEnvironment().ncclCalls;
-  return on;
+  return on && insideNccl == 0;
 }
 
 bool blocks(const void* config) {
@@ -124,7 +131,7 @@ int ncclCommSplit(ncclComm* comm, int color, int key, ncclComm** newcomm, void* 
 int ncclCommFinalize(ncclComm* comm) { return call(realNccl().commFinalize, comm); }
 int ncclCommDestroy(ncclComm* comm) {
   return guarded([&] {
-    forget(comm).reset();
+    if (insideNccl == 0) forget(comm).reset();
     return call(realNccl().commDestroy, comm);
   });
 }
@@ -153,11 +160,12 @@ int ncclAlltoAll(const void* send, void* recv, size_t count, int type, ncclComm*
 
 int ncclGroupStart() {
   const int result = call(realNccl().groupStart);
-  if (result == kSuccess) ++group.depth;
+  if (result == kSuccess && insideNccl == 0) ++group.depth;
   return result;
 }
 int ncclGroupEnd() {
   return guarded([&] {
+    if (insideNccl > 0) return call(realNccl().groupEnd);
     if (group.depth > 0) --group.depth;
     if (group.depth > 0) return call(realNccl().groupEnd);
     const std::vector<Launch> launches = std::exchange(group.launches, {});
@@ -175,8 +183,8 @@ int ncclGroupEnd() {
 }
 // Ends the group without its calls.
 int ncclGroupSimulateEnd(void* info) {
-  if (group.depth > 0) --group.depth;
-  if (group.depth == 0) {
+  if (insideNccl == 0 && group.depth > 0) --group.depth;
+  if (insideNccl == 0 && group.depth == 0) {
     group.launches.clear();
     group.born.clear();
   }

@@ -1,6 +1,7 @@
 // A program that speaks NCCL and knows nothing of Ulysses: run as it is, and with libulysses-nccl preloaded, it has to say
 // the same. Ranks are MPI's processes, which are dealt the GPUs in turn.
-//   program [--taken all-gathers all-to-alls]     what the preloaded library must have taken, where it is there
+//   program [--taken all-gathers all-to-alls]     what the preloaded library must have taken
+// One rank alone drives all GPUs from one thread.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <mpi.h>
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,6 +40,7 @@ Function* found(const char* name) {
 struct Nccl {
   int (*getUniqueId)(UniqueId*) = found<int(UniqueId*)>("ncclGetUniqueId");
   int (*commInitRank)(ncclComm**, int, UniqueId, int) = found<int(ncclComm**, int, UniqueId, int)>("ncclCommInitRank");
+  int (*commInitAll)(ncclComm**, int, const int*) = found<int(ncclComm**, int, const int*)>("ncclCommInitAll");
   int (*commSplit)(ncclComm*, int, int, ncclComm**, void*) = found<int(ncclComm*, int, int, ncclComm**, void*)>("ncclCommSplit");
   int (*commDestroy)(ncclComm*) = found<int(ncclComm*)>("ncclCommDestroy");
   int (*commCount)(const ncclComm*, int*) = found<int(const ncclComm*, int*)>("ncclCommCount");
@@ -162,6 +165,52 @@ void graph(const Nccl& nccl, ncclComm* comm, size_t bytes, cudaStream_t stream) 
   CUDA(cudaGraphDestroy(recorded));
 }
 
+// One thread drives all GPUs, by groups. Returns what was taken of one rank.
+ulyssesNcclCounters_t driveAll(const Nccl& nccl, int P) {
+  constexpr size_t kBytes = 12000;
+  const auto n = static_cast<size_t>(P);
+  std::vector<ncclComm*> comms(n);
+  check(nccl.commInitAll(comms.data(), P, nullptr) == 0, "ncclCommInitAll");
+  std::vector<cudaStream_t> streams(n);
+  std::vector<std::unique_ptr<Buffer>> in, out;
+  for (int r = 0; r < P; ++r) {
+    CUDA(cudaSetDevice(r));
+    CUDA(cudaStreamCreateWithFlags(&streams[static_cast<size_t>(r)], cudaStreamNonBlocking));
+    in.push_back(std::make_unique<Buffer>(kBytes * n));
+    out.push_back(std::make_unique<Buffer>(kBytes * n));
+  }
+  for (int round = 0; round < 3; ++round) {
+    for (int r = 0; r < P; ++r) {
+      CUDA(cudaSetDevice(r));
+      writeAll(*in[static_cast<size_t>(r)], P, r, kBytes, round);
+    }
+    check(nccl.groupStart() == 0, "ncclGroupStart");
+    for (size_t r = 0; r < n; ++r)
+      check(nccl.alltoAll(in[r]->data, out[r]->data, kBytes, kUint8, comms[r], streams[r]) == 0, "ncclAlltoAll of all");
+    check(nccl.groupEnd() == 0, "ncclGroupEnd");
+    for (int r = 0; r < P; ++r) {
+      CUDA(cudaSetDevice(r));
+      CUDA(cudaStreamSynchronize(streams[static_cast<size_t>(r)]));
+      expect(*out[static_cast<size_t>(r)], P, r, kBytes, round, "all-to-all by one thread");
+    }
+  }
+  ulyssesNcclCounters_t counters = ULYSSES_NCCL_COUNTERS_INITIALIZER;
+  const auto count = found<ulyssesResult_t(ncclComm*, ulyssesNcclCounters_t*)>("ulyssesNcclGetCounters");
+  if (count != nullptr) check(count(comms[0], &counters) == ulyssesSuccess, "ulyssesNcclGetCounters");
+  for (ncclComm* comm : comms) check(nccl.commDestroy(comm) == 0, "ncclCommDestroy");
+  return counters;
+}
+
+void compareTaken(const ulyssesNcclCounters_t& counters, char** expected) {
+  if (counters.allGathers == std::strtoull(expected[0], nullptr, 10) &&
+      counters.alltoalls == std::strtoull(expected[1], nullptr, 10))
+    return;
+  std::fprintf(stderr, "rank %d: taken: %llu all-gathers, %llu all-to-alls, %llu passed (%s)\n", rank,
+               static_cast<unsigned long long>(counters.allGathers), static_cast<unsigned long long>(counters.alltoalls),
+               static_cast<unsigned long long>(counters.passed), counters.reason);
+  ++wrong;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -175,6 +224,15 @@ int main(int argc, char** argv) {
   CUDA(cudaSetDevice(rank % devices));
   cudaStream_t stream = nullptr;
   CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+
+  char** const taken = argc == 4 && std::strcmp(argv[1], "--taken") == 0 ? argv + 2 : nullptr;
+  if (nranks == 1) {
+    const ulyssesNcclCounters_t counters = driveAll(nccl, devices);
+    if (taken != nullptr) compareTaken(counters, taken);
+    std::printf("one thread, %d GPUs: %s\n", devices, wrong == 0 ? "all exact" : "WRONG");
+    MPI_Finalize();
+    return wrong == 0 ? 0 : 1;
+  }
 
   UniqueId id{};
   if (rank == 0) check(nccl.getUniqueId(&id) == 0, "ncclGetUniqueId");
@@ -216,15 +274,7 @@ int main(int argc, char** argv) {
   ulyssesNcclCounters_t counters = ULYSSES_NCCL_COUNTERS_INITIALIZER;
   const auto count = found<ulyssesResult_t(ncclComm*, ulyssesNcclCounters_t*)>("ulyssesNcclGetCounters");
   if (count != nullptr) check(count(comm, &counters) == ulyssesSuccess, "ulyssesNcclGetCounters");
-  if (argc == 4 && std::strcmp(argv[1], "--taken") == 0) {
-    const bool right = count != nullptr && counters.allGathers == std::strtoull(argv[2], nullptr, 10) &&
-                       counters.alltoalls == std::strtoull(argv[3], nullptr, 10);
-    if (!right)
-      std::fprintf(stderr, "rank %d: taken: %llu all-gathers, %llu all-to-alls, %llu passed (%s)\n", rank,
-                   static_cast<unsigned long long>(counters.allGathers), static_cast<unsigned long long>(counters.alltoalls),
-                   static_cast<unsigned long long>(counters.passed), counters.reason);
-    wrong += !right;
-  }
+  if (taken != nullptr) compareTaken(counters, taken);
   check(nccl.commDestroy(comm) == 0, "ncclCommDestroy");
   int all = 0;
   MPI_Allreduce(&wrong, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);

@@ -113,6 +113,7 @@ struct Operation {
 
 thread_local int depth = 0;
 thread_local std::vector<Operation> group;
+thread_local std::vector<std::function<int()>> inits;  // of a group
 
 // Handles live as long as what streams still do with them.
 std::vector<std::pair<ncclComm*, std::shared_ptr<ncclComm>>>& handles() {
@@ -295,12 +296,15 @@ int ncclCommInitRankConfig(ncclComm** comm, int nranks, UniqueId id, int rank, C
     const std::lock_guard lock(*handlesMutex());
     handles().emplace_back(c.get(), c);
   }
-  return go(c, [comm = c.get()] {
+  const auto meet = [comm = c.get()] {
     ++comm->shared->joined;
     const bool met = await(*comm, [&](int) { return comm->shared->joined >= comm->nranks; });
     if (comm->rank == 0) shm_unlink(comm->name.c_str());
     return met ? kSuccess : kInternalError;
-  });
+  };
+  if (depth == 0) return go(c, meet);
+  inits.push_back(meet);
+  return kSuccess;
 }
 int ncclCommInitRank(ncclComm** comm, int nranks, UniqueId id, int rank) {
   return ncclCommInitRankConfig(comm, nranks, id, rank, nullptr);
@@ -467,6 +471,14 @@ int ncclGroupStart() {
 int ncclGroupEnd() {
   if (depth == 0) return kInvalidUsage;
   if (--depth > 0) return kSuccess;
+  std::atomic<int> failed{0};
+  std::vector<std::thread> threads;
+  for (auto& init : std::exchange(inits, {}))
+    threads.emplace_back([&failed, init] {
+      if (const int result = init(); result != kSuccess) failed = result;
+    });
+  for (std::thread& thread : threads) thread.join();
+  if (failed != 0) return failed;
   for (Operation& op : std::exchange(group, {})) enqueue(op.stream, [op] { perform(op); });
   return kSuccess;
 }
@@ -494,6 +506,19 @@ int ncclAlltoAll(const void* send, void* recv, size_t count, int type, ncclComm*
     parts.push_back({false, p, static_cast<unsigned char*>(recv) + at, bytes});
   }
   return add(comm, stream, std::move(parts));
+}
+
+int ncclCommInitAll(ncclComm** comms, int n, const int* devices) {
+  UniqueId id{};
+  (void)ncclGetUniqueId(&id);
+  const int before = currentDevice();
+  ++depth;
+  for (int i = 0; i < n; ++i) {
+    setDevice(devices != nullptr ? devices[i] : i);
+    if (const int result = ncclCommInitRank(&comms[i], n, id, i); result != kSuccess) return --depth, result;
+  }
+  setDevice(before);
+  return ncclGroupEnd();
 }
 
 // The ranks tell each other colour and key by messages, and a name made of what the parent and the split are.
