@@ -40,6 +40,8 @@ constexpr int kSuccess = 0, kCudaError = 1, kInternalError = 3, kInvalidArgument
               kInProgress = 7, kMostRanks = 8;
 constexpr size_t kBox = size_t{256} << 10, kGranularity = size_t{4} << 20;
 
+constexpr auto kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
 bool goesWrong(std::string_view how) {
   const char* text = std::getenv("ULYSSES_EMULATED_NCCL");
   return text != nullptr && how == text;
@@ -147,11 +149,11 @@ void setDevice(int device) {
   set(device);
 }
 template <class Function>
-Function driver(Function, const char* name) {
+Function driver(const char* name) {
   static const auto give = reinterpret_cast<void* (*)(const char*)>(dlsym(RTLD_DEFAULT, "ulyssesEmulatorDriver"));
   return reinterpret_cast<Function>(give(name));
 }
-#define DRIVER(name) driver(&name, #name)
+#define DRIVER(name) driver<decltype(&name)>(#name)
 
 // Does it now, or leaves it to a thread.
 int go(const std::shared_ptr<ncclComm>& c, std::function<int()> work) {
@@ -339,13 +341,12 @@ int ncclMemAlloc(void** ptr, size_t bytes) {
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   prop.location.id = currentDevice();
-  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  prop.requestedHandleTypes = kDescriptor;
   bytes = (bytes + kGranularity - 1) / kGranularity * kGranularity;
   CUmemGenericAllocationHandle handle = 0;
   CUdeviceptr at = 0;
   Memory m{bytes, -1};
   if (DRIVER(cuMemCreate)(&handle, bytes, &prop, 0) != CUDA_SUCCESS) return kCudaError;
-  constexpr auto kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   const bool mapped = map(handle, bytes, prop.location.id, &at) &&
                       DRIVER(cuMemExportToShareableHandle)(&m.fd, handle, kDescriptor, 0) == CUDA_SUCCESS;
   DRIVER(cuMemRelease)(handle);
@@ -417,8 +418,8 @@ int ncclCommWindowRegister(ncclComm* comm, void* ptr, size_t bytes, ncclWindow_v
       const int fd = good ? open(path, O_RDWR | O_CLOEXEC) : -1;
       CUmemGenericAllocationHandle handle = 0;
       CUdeviceptr at = 0;
-      good = fd >= 0 && DRIVER(cuMemImportFromShareableHandle)(&handle, reinterpret_cast<void*>(static_cast<intptr_t>(fd)),
-                                                               CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == CUDA_SUCCESS;
+      void* const descriptor = reinterpret_cast<void*>(static_cast<intptr_t>(fd));
+      good = fd >= 0 && DRIVER(cuMemImportFromShareableHandle)(&handle, descriptor, kDescriptor) == CUDA_SUCCESS;
       if (fd >= 0) close(fd);
       if (!good) break;
       good = map(handle, memory.bytes, comm->device, &at);

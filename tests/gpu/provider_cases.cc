@@ -253,6 +253,7 @@ TEST_CASE("windows by NCCL: of any bytes by rank, given back in any order by ran
                                      : bytes + (static_cast<size_t>(rank * (i % 4)) << 20);
                       EXPECT_OK(ulyssesMemAlloc(&windows[i], sizes[i], comm));
                       EXPECT_RANK((windows[i] == nullptr) == (sizes[i] == 0));
+                      if (sizes[i] == 0) continue;
                       std::vector<unsigned char> content(sizes[i], 1);
                       EXPECT_RANK(cudaMemcpy(content.data(), windows[i], sizes[i], cudaMemcpyDeviceToHost) ==
                                   cudaSuccess);
