@@ -95,6 +95,11 @@ int main(int argc, char** argv) {
   CUDA(cudaEventCreate(&begin));
   CUDA(cudaEventCreate(&end));
   CHECK(found<int(int*)>(nccl, "ncclGetVersion")(&version));
+  if (devices < nranks && version < 23000) {
+    if (rank == 0) std::printf("SKIPPED: ranks share a GPU, and NCCL is older than 2.30\n");
+    MPI_Finalize();
+    return 4;
+  }
   UniqueId id{};
   if (rank == 0) CHECK(found<int(UniqueId*)>(nccl, "ncclGetUniqueId")(&id));
   MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);

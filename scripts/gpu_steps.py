@@ -20,6 +20,21 @@ def measured(name, limit, program, *arguments, **more):
     return Step(name, ["bash", "-c", script, "measured", program, *arguments], limit, [program], **more)
 
 
+def drop_in(build, ranks, **more):
+    """NCCL programs with libulysses-nccl before NCCL, by processes. Ranks may share a GPU where NCCL takes that."""
+    library = f"{build}/src/libulysses-nccl.so"
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
+    preloaded = [*mpirun, "-x", f"LD_PRELOAD={library}"]
+    program, perf = f"{build}/tests/drop_in/nccl_program", f"{build}/perf/nccl_drop_in_perf"
+    env = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0"}
+    return [Step("an NCCL program", [*mpirun, program], 60, [program], env=env, **more),
+            Step("an NCCL program, libulysses-nccl preloaded", [*preloaded, program, "--taken", "18", "11"], 60, [program], env=env,
+                 **more),
+            Step("bench: libulysses-nccl", [*preloaded, perf], 60, [perf], env=env, **more),
+            Step("torch.distributed, libulysses-nccl preloaded",
+                 ["python3", "tests/drop_in/torch_test.py", library, "--ranks", str(ranks)], 200, [library], env=env, **more)]
+
+
 def why_too_few(step, gpus):
     if step.gpus <= gpus:
         return ""
@@ -37,7 +52,8 @@ def outcome(limit, code, text):
     return "passed", ""
 
 
-TARGETS = ["gpu_tests", "product_bench", "soak", "ulysses_topo", "peer_copy_perf", "ulysses_a2a_perf", "all_gather_perf",
+DROP_IN = ["ulysses_nccl", "nccl_program", "nccl_drop_in_perf"]
+TARGETS = ["gpu_tests", "product_bench", "soak", *DROP_IN, "ulysses_topo", "peer_copy_perf", "ulysses_a2a_perf", "all_gather_perf",
            "alltoall_perf", "param_gather_perf"]
 
 
@@ -125,6 +141,7 @@ def several(build, gpus, configure):
         # What one GPU would show as well, and what a machine may not survive.
         measured(f"exchange, P={most}: ranks as processes", 60, "mpirun", "--allow-run-as-root", "--oversubscribe", "-n",
                  str(most), a2a, "--shape", SHAPES, "-d", "bfloat16", "--direction", "both", "-c", "0", "-n", "10", gpus=most),
+        *drop_in(build, most, gpus=most),
         test("the policy", "[policy]", 60, gpus=1),
         test("large", "[large]~[policy]~[gradients]", 60, gpus=1),
         test("ranks that share a GPU", "[cases]~[large],[windows]", 60, env={"ULYSSES_TEST_GPUS": "1"}),

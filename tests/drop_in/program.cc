@@ -38,6 +38,7 @@ Function* found(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
 }
 struct Nccl {
+  int (*getVersion)(int*) = found<int(int*)>("ncclGetVersion");
   int (*getUniqueId)(UniqueId*) = found<int(UniqueId*)>("ncclGetUniqueId");
   int (*commInitRank)(ncclComm**, int, UniqueId, int) = found<int(ncclComm**, int, UniqueId, int)>("ncclCommInitRank");
   int (*commInitAll)(ncclComm**, int, const int*) = found<int(ncclComm**, int, const int*)>("ncclCommInitAll");
@@ -234,6 +235,13 @@ int main(int argc, char** argv) {
     return wrong == 0 ? 0 : 1;
   }
 
+  int version = 0;
+  check(nccl.getVersion(&version) == 0, "ncclGetVersion");
+  if (devices < nranks && version < 23000) {
+    if (rank == 0) std::printf("SKIPPED: ranks share a GPU, and NCCL is older than 2.30\n");
+    MPI_Finalize();
+    return 4;
+  }
   UniqueId id{};
   if (rank == 0) check(nccl.getUniqueId(&id) == 0, "ncclGetUniqueId");
   MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
