@@ -1,5 +1,5 @@
-// What libulysses-nccl gives an NCCL program: graphs of ncclAlltoAll and ncclAllGather as the program has them, in turns with
-// the same graphs of NCCL's own, found past the preloaded library. One JSON line for each size.
+// What libulysses-nccl gives an NCCL program: graphs of ncclAlltoAll and ncclAllGather as the program has them, in
+// turns with the same graphs of NCCL's own, found past the preloaded library. One JSON line for each size.
 //   LD_PRELOAD=libulysses-nccl.so mpirun -n 2 nccl_drop_in_perf [BYTES PER RANK ...]
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -109,7 +109,8 @@ int main(int argc, char** argv) {
   std::vector<size_t> sizes;
   for (int i = 1; i < argc; ++i) sizes.push_back(std::strtoull(argv[i], nullptr, 10));
   if (sizes.empty()) sizes = {4096, 28672, 65536, 262144, 1 << 20};
-  const auto countersOf = reinterpret_cast<decltype(&ulyssesNcclGetCounters)>(dlsym(RTLD_DEFAULT, "ulyssesNcclGetCounters"));
+  const auto countersOf =
+      reinterpret_cast<decltype(&ulyssesNcclGetCounters)>(dlsym(RTLD_DEFAULT, "ulyssesNcclGetCounters"));
   for (const char* name : {"ncclAlltoAll", "ncclAllGather"}) {
     const bool gather = std::string(name) == "ncclAllGather";
     for (const size_t bytes : sizes) {
@@ -130,10 +131,12 @@ int main(int argc, char** argv) {
       }
       const auto taken = after.allGathers + after.alltoalls - before.allGathers - before.alltoalls;
       if (rank == 0)
-        std::printf("{\"what\": \"drop-in\", \"call\": \"%s\", \"ranks\": %d, \"gpus\": %d, \"nccl\": %d, \"bytes_per_rank\": %zu, "
-                    "\"taken\": %s, \"preloaded_us\": %.2f, \"nccl_us\": %.2f, \"speed\": %.3f}\n",
-                    gather ? "ncclAllGather" : "ncclAlltoAll", nranks, std::min(devices, nranks), version, bytes,
-                    taken == kCallsInGraph + 1 ? "true" : "false", median(preloaded.us), median(own.us), median(ratios));
+        std::printf(
+            "{\"what\": \"drop-in\", \"call\": \"%s\", \"ranks\": %d, \"gpus\": %d, \"nccl\": %d, \"bytes_per_rank\": "
+            "%zu, "
+            "\"taken\": %s, \"preloaded_us\": %.2f, \"nccl_us\": %.2f, \"speed\": %.3f}\n",
+            gather ? "ncclAllGather" : "ncclAlltoAll", nranks, std::min(devices, nranks), version, bytes,
+            taken == kCallsInGraph + 1 ? "true" : "false", median(preloaded.us), median(own.us), median(ratios));
       std::fflush(stdout);
       for (Recorded* r : {&preloaded, &own}) CUDA(cudaGraphExecDestroy(r->exec));
       CUDA(cudaFree(in));

@@ -17,11 +17,16 @@ namespace {
 
 int ncclResult(const Status& status) {
   switch (status.code()) {
-    case ulyssesTimeout: return kRemoteError;
-    case ulyssesMismatch: return kInvalidUsage;
-    case ulyssesOutOfMemory: return kSystemError;
-    case ulyssesNotSupported: return kInternalError;
-    default: return static_cast<int>(status.code());
+    case ulyssesTimeout:
+      return kRemoteError;
+    case ulyssesMismatch:
+      return kInvalidUsage;
+    case ulyssesOutOfMemory:
+      return kSystemError;
+    case ulyssesNotSupported:
+      return kInternalError;
+    default:
+      return static_cast<int>(status.code());
   }
 }
 
@@ -58,9 +63,10 @@ std::shared_ptr<Attachment> Attachment::make(ncclComm* nccl) {
   if (status.ok()) {
     made->counters_.communicators = 1;
     processCounters().communicators.fetch_add(1);
-    ULYSSES_LOG(Info, made->comm_->device(),
-                "rank {} of {}: a communicator of NCCL's: all-gathers and all-to-alls of up to {} bytes a rank go over windows",
-                made->rank_, made->nranks_, made->mostBytes_);
+    ULYSSES_LOG(
+        Info, made->comm_->device(),
+        "rank {} of {}: a communicator of NCCL's: all-gathers and all-to-alls of up to {} bytes a rank go over windows",
+        made->rank_, made->nranks_, made->mostBytes_);
     return made;
   }
   made->comm_.reset();
@@ -93,8 +99,9 @@ Status Attachment::connect(ncclComm* nccl, int nranks) {
 Attachment::~Attachment() {
   if (comm_ && !aborted_) comm_->drain();
   if (!comm_) return;
-  ULYSSES_LOG(Info, comm_->device(), "rank {} of {}: {} all-gathers and {} all-to-alls of NCCL's went over windows, {} to NCCL{}{}",
-              rank_, nranks_, counters_.allGathers.load(), counters_.alltoalls.load(), counters_.passed.load(),
+  ULYSSES_LOG(Info, comm_->device(),
+              "rank {} of {}: {} all-gathers and {} all-to-alls of NCCL's went over windows, {} to NCCL{}{}", rank_,
+              nranks_, counters_.allGathers.load(), counters_.alltoalls.load(), counters_.passed.load(),
               counters_.reason.empty() ? "" : ", the last because: ", counters_.reason);
 }
 
@@ -145,11 +152,14 @@ int Attachment::launch(const Communicator::Flat& flat, Operation operation, cons
     return ncclResult(status);
   }
   for (Counters* counters : {&counters_, &processCounters()})
-    (operation == Operation::AllGather ? counters->allGathers : counters->alltoalls).fetch_add(1, std::memory_order_relaxed);
+    (operation == Operation::AllGather ? counters->allGathers : counters->alltoalls)
+        .fetch_add(1, std::memory_order_relaxed);
   return kSuccess;
 }
 
-int Attachment::asyncError() { return comm_ ? ncclResult(caught([&] { return comm_->asyncError(); })) : kSuccess; }
+int Attachment::asyncError() {
+  return comm_ ? ncclResult(caught([&] { return comm_->asyncError(); })) : kSuccess;
+}
 
 void Attachment::abort() {
   aborted_ = true;

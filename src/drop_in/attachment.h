@@ -23,8 +23,8 @@ Counters& processCounters();
 
 class Attachment {
  public:
-  // Collective over the ranks of `nccl`, whose calls wait. Where it can't be had, on all ranks alike, everything is passed
-  // on.
+  // Collective over the ranks of `nccl`, whose calls wait. Where it can't be had, on all ranks alike, everything is
+  // passed on.
   static std::shared_ptr<Attachment> make(ncclComm* nccl);
   // Lets what is under way come to its end. Local.
   ~Attachment();

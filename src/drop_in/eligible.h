@@ -1,5 +1,5 @@
-// Which of NCCL's calls go over windows. Pure, and the same on all ranks of a correct program: of what may differ between
-// ranks (pointers, streams, what has been prepared) nothing is asked.
+// Which of NCCL's calls go over windows. Pure, and the same on all ranks of a correct program: of what may differ
+// between ranks (pointers, streams, what has been prepared) nothing is asked.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@ namespace ulysses::drop_in {
 size_t elementBytes(int ncclType);
 
 struct CallFacts {
-  size_t count = 0;      // elements, as the caller gives them: what each rank sends to each other
-  int type = 0;          // ncclDataType_t
+  size_t count = 0;  // elements, as the caller gives them: what each rank sends to each other
+  int type = 0;      // ncclDataType_t
   int nranks = 1;
   size_t mostBytes = 0;  // of the larger of a rank's two buffers
 };

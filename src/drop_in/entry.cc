@@ -109,8 +109,9 @@ int ncclCommInitRank(ncclComm** comm, int nranks, UniqueId id, int rank) {
   return guarded([&] { return born(call(realNccl().commInitRank, comm, nranks, id, rank), comm, 1, true); });
 }
 int ncclCommInitRankConfig(ncclComm** comm, int nranks, UniqueId id, int rank, void* config) {
-  return guarded(
-      [&] { return born(call(realNccl().commInitRankConfig, comm, nranks, id, rank, config), comm, 1, blocks(config)); });
+  return guarded([&] {
+    return born(call(realNccl().commInitRankConfig, comm, nranks, id, rank, config), comm, 1, blocks(config));
+  });
 }
 int ncclCommInitRankScalable(ncclComm** comm, int nranks, int rank, int nIds, UniqueId* ids, void* config) {
   return guarded([&] {
@@ -128,7 +129,9 @@ int ncclCommSplit(ncclComm* comm, int color, int key, ncclComm** newcomm, void* 
   });
 }
 
-int ncclCommFinalize(ncclComm* comm) { return call(realNccl().commFinalize, comm); }
+int ncclCommFinalize(ncclComm* comm) {
+  return call(realNccl().commFinalize, comm);
+}
 int ncclCommDestroy(ncclComm* comm) {
   return guarded([&] {
     if (insideNccl == 0) forget(comm).reset();

@@ -28,8 +28,8 @@ constexpr int kSuccess = 0, kSystemError = 2, kInternalError = 3, kInvalidArgume
 
 extern "C" {
 ULYSSES_IN_PLACE_OF_NCCL int ncclCommInitRank(ncclComm** comm, int nranks, ulysses::drop_in::UniqueId id, int rank);
-ULYSSES_IN_PLACE_OF_NCCL int ncclCommInitRankConfig(ncclComm** comm, int nranks, ulysses::drop_in::UniqueId id, int rank,
-                                                    void* config);
+ULYSSES_IN_PLACE_OF_NCCL int ncclCommInitRankConfig(ncclComm** comm, int nranks, ulysses::drop_in::UniqueId id,
+                                                    int rank, void* config);
 ULYSSES_IN_PLACE_OF_NCCL int ncclCommInitRankScalable(ncclComm** comm, int nranks, int rank, int nIds,
                                                       ulysses::drop_in::UniqueId* ids, void* config);
 ULYSSES_IN_PLACE_OF_NCCL int ncclCommInitAll(ncclComm** comms, int ndev, const int* devlist);

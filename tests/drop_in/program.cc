@@ -1,5 +1,5 @@
-// A program that speaks NCCL and knows nothing of Ulysses: run as it is, and with libulysses-nccl preloaded, it has to say
-// the same. Ranks are MPI's processes, which are dealt the GPUs in turn.
+// A program that speaks NCCL and knows nothing of Ulysses: run as it is, and with libulysses-nccl preloaded, it has to
+// say the same. Ranks are MPI's processes, which are dealt the GPUs in turn.
 //   program [--taken all-gathers all-to-alls]     what the preloaded library must have taken
 // One rank alone drives all GPUs from one thread.
 #include <cuda_runtime_api.h>
@@ -42,19 +42,20 @@ struct Nccl {
   int (*getUniqueId)(UniqueId*) = found<int(UniqueId*)>("ncclGetUniqueId");
   int (*commInitRank)(ncclComm**, int, UniqueId, int) = found<int(ncclComm**, int, UniqueId, int)>("ncclCommInitRank");
   int (*commInitAll)(ncclComm**, int, const int*) = found<int(ncclComm**, int, const int*)>("ncclCommInitAll");
-  int (*commSplit)(ncclComm*, int, int, ncclComm**, void*) = found<int(ncclComm*, int, int, ncclComm**, void*)>("ncclCommSplit");
+  int (*commSplit)(ncclComm*, int, int, ncclComm**,
+                   void*) = found<int(ncclComm*, int, int, ncclComm**, void*)>("ncclCommSplit");
   int (*commDestroy)(ncclComm*) = found<int(ncclComm*)>("ncclCommDestroy");
   int (*commCount)(const ncclComm*, int*) = found<int(const ncclComm*, int*)>("ncclCommCount");
   int (*commUserRank)(const ncclComm*, int*) = found<int(const ncclComm*, int*)>("ncclCommUserRank");
   int (*asyncError)(ncclComm*, int*) = found<int(ncclComm*, int*)>("ncclCommGetAsyncError");
   int (*allGather)(const void*, void*, size_t, int, ncclComm*, cudaStream_t) =
       found<int(const void*, void*, size_t, int, ncclComm*, cudaStream_t)>("ncclAllGather");
-  int (*alltoAll)(const void*, void*, size_t, int, ncclComm*, cudaStream_t) =
-      found<int(const void*, void*, size_t, int, ncclComm*, cudaStream_t)>("ncclAlltoAll");
-  int (*send)(const void*, size_t, int, int, ncclComm*, cudaStream_t) =
-      found<int(const void*, size_t, int, int, ncclComm*, cudaStream_t)>("ncclSend");
-  int (*recv)(void*, size_t, int, int, ncclComm*, cudaStream_t) =
-      found<int(void*, size_t, int, int, ncclComm*, cudaStream_t)>("ncclRecv");
+  int (*alltoAll)(const void*, void*, size_t, int, ncclComm*,
+                  cudaStream_t) = found<int(const void*, void*, size_t, int, ncclComm*, cudaStream_t)>("ncclAlltoAll");
+  int (*send)(const void*, size_t, int, int, ncclComm*,
+              cudaStream_t) = found<int(const void*, size_t, int, int, ncclComm*, cudaStream_t)>("ncclSend");
+  int (*recv)(void*, size_t, int, int, ncclComm*,
+              cudaStream_t) = found<int(void*, size_t, int, int, ncclComm*, cudaStream_t)>("ncclRecv");
   int (*groupStart)() = found<int()>("ncclGroupStart");
   int (*groupEnd)() = found<int()>("ncclGroupEnd");
 };
@@ -62,7 +63,8 @@ struct Nccl {
 constexpr int kUint8 = 1, kFloat32 = 7, kBfloat16 = 9;
 
 unsigned char byteOf(int from, int to, size_t i, int salt) {
-  return static_cast<unsigned char>(i * 131 + static_cast<size_t>(from) * 17 + static_cast<size_t>(to) * 59 + static_cast<size_t>(salt));
+  return static_cast<unsigned char>(i * 131 + static_cast<size_t>(from) * 17 + static_cast<size_t>(to) * 59 +
+                                    static_cast<size_t>(salt));
 }
 
 struct Buffer {
@@ -99,9 +101,12 @@ void expect(const Buffer& buffer, int P, int to, size_t bytes, int salt, const s
   ++wrong;
 }
 
-size_t elementBytes(int type) { return type == kUint8 ? 1 : type == kBfloat16 ? 2 : 4; }
+size_t elementBytes(int type) {
+  return type == kUint8 ? 1 : type == kBfloat16 ? 2 : 4;
+}
 
-void gather(const Nccl& nccl, ncclComm* comm, int P, int me, size_t count, int type, bool inPlace, int salt, cudaStream_t stream) {
+void gather(const Nccl& nccl, ncclComm* comm, int P, int me, size_t count, int type, bool inPlace, int salt,
+            cudaStream_t stream) {
   const size_t bytes = count * elementBytes(type);
   Buffer in(bytes), out(bytes * static_cast<size_t>(P));
   if (inPlace)
@@ -207,8 +212,9 @@ void compareTaken(const ulyssesNcclCounters_t& counters, char** expected) {
       counters.alltoalls == std::strtoull(expected[1], nullptr, 10))
     return;
   std::fprintf(stderr, "rank %d: taken: %llu all-gathers, %llu all-to-alls, %llu passed (%s)\n", rank,
-               static_cast<unsigned long long>(counters.allGathers), static_cast<unsigned long long>(counters.alltoalls),
-               static_cast<unsigned long long>(counters.passed), counters.reason);
+               static_cast<unsigned long long>(counters.allGathers),
+               static_cast<unsigned long long>(counters.alltoalls), static_cast<unsigned long long>(counters.passed),
+               counters.reason);
   ++wrong;
 }
 

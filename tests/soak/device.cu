@@ -13,8 +13,8 @@ struct Place {
 };
 
 Place placeOf(const Content& c) {
-  return {c.shape.S,      c.shape.H,       c.shape.D, c.seq.first, c.seq.second, c.heads.first,
-          c.heads.second, c.salt,          c.elements()};
+  return {c.shape.S,     c.shape.H,      c.shape.D, c.seq.first, c.seq.second,
+          c.heads.first, c.heads.second, c.salt,    c.elements()};
 }
 
 template <class Element>
@@ -54,7 +54,9 @@ unsigned blocksFor(uint64_t n) {
 
 // By powers of two. Ranks are processes of one thread.
 std::multimap<size_t, void*> kept;
-size_t sizeFor(size_t bytes) { return std::bit_ceil(std::max<size_t>(bytes, 256)); }
+size_t sizeFor(size_t bytes) {
+  return std::bit_ceil(std::max<size_t>(bytes, 256));
+}
 
 int* flag() {
   static int* const memory = [] {
@@ -77,14 +79,15 @@ void* takeOnDevice(size_t bytes) {
   return cudaMalloc(&made, sizeFor(bytes)) == cudaSuccess ? made : nullptr;
 }
 
-void giveBackOnDevice(void* memory, size_t bytes) { kept.emplace(sizeFor(bytes), memory); }
+void giveBackOnDevice(void* memory, size_t bytes) {
+  kept.emplace(sizeFor(bytes), memory);
+}
 
 void fillOnDevice(void* to, const Content& content) {
   const Place p = placeOf(content);
   if (p.n == 0) return;
-  asElements(content.shape.elementBytes, [&](auto element) {
-    fill<<<blocksFor(p.n), kThreads>>>(static_cast<decltype(element)*>(to), p);
-  });
+  asElements(content.shape.elementBytes,
+             [&](auto element) { fill<<<blocksFor(p.n), kThreads>>>(static_cast<decltype(element)*>(to), p); });
 }
 
 size_t usedOnDevice() {
