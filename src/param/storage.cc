@@ -32,40 +32,44 @@ Status Storage::allocate(Communicator& comm, std::span<const Size> sizes, std::v
   size_t room = 0;
   ULYSSES_TRY(comm.windowRoom(&room));
   std::vector<Storage> made(sizes.size());
+  const auto wanted = [&](size_t i) {
+    const bool slack = sizes[i].alignment > (comm.onDevice() ? kDeviceAlignment : kPageBytes);
+    return alignUp(made[i].bytes_ + (slack ? sizes[i].alignment : 0), kPageBytes);
+  };
+  // Windows first, which all ranks make together: a rank that has no plain memory fails alone, and then makes no more.
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    Storage& s = made[i];
+    s.bytes_ = std::max<size_t>(sizes[i].bytes, 1);
+    if (wanted(i) > room) continue;
+    const Status status = comm.allocateWindow(wanted(i), &s.base_);
+    if (status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError) return status;
+    if (status.ok()) {
+      s.comm_ = &comm;
+      room -= wanted(i);
+    } else {
+      ULYSSES_LOG(Info, -1, "gathered parameters go to plain memory: {}", status.message());
+      room = 0;
+    }
+  }
   Status local;
   for (size_t i = 0; i < sizes.size() && local.ok(); ++i) {
     Storage& s = made[i];
-    s.bytes_ = std::max<size_t>(sizes[i].bytes, 1);
-    const size_t slack =
-        sizes[i].alignment > (comm.onDevice() ? kDeviceAlignment : kPageBytes) ? sizes[i].alignment : 0;
-    const size_t wanted = alignUp(s.bytes_ + slack, kPageBytes);
-    if (wanted <= room) {
-      const Status status = comm.allocateWindow(wanted, &s.base_);
-      if (status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError) return status;
-      if (status.ok()) {
-        s.comm_ = &comm;
-        room -= wanted;
-      } else {
-        ULYSSES_LOG(Info, -1, "gathered parameters go to plain memory: {}", status.message());
-        room = 0;
-      }
-    }
     if (s.base_ == nullptr && comm.onDevice()) {
       s.device_ = comm.device();
-      Result<std::byte*> memory = allocateDeviceMemory(wanted, s.device_);
+      Result<std::byte*> memory = allocateDeviceMemory(wanted(i), s.device_);
       if (!memory.ok()) {
         local = Status(memory.status().code(), formatText("{} bytes of device memory for gathered parameters: {}",
-                                                          wanted, memory.status().message()));
+                                                          wanted(i), memory.status().message()));
         break;
       }
       s.base_ = memory.value();
     } else if (s.base_ == nullptr) {
-      s.base_ = static_cast<std::byte*>(std::aligned_alloc(kPageBytes, wanted));
+      s.base_ = static_cast<std::byte*>(std::aligned_alloc(kPageBytes, wanted(i)));
       if (s.base_ == nullptr) {
-        local = outOfMemory(wanted);
+        local = outOfMemory(wanted(i));
         break;
       }
-      std::memset(s.base_, 0, wanted);  // the pages are had now, not in a gather
+      std::memset(s.base_, 0, wanted(i));  // the pages are had now, not in a gather
     }
     const auto address = reinterpret_cast<uintptr_t>(s.base_);
     s.data_ = s.base_ + (alignUp(address, std::max<size_t>(sizes[i].alignment, 1)) - address);

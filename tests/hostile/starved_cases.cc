@@ -4,6 +4,7 @@
 
 #include <fstream>
 
+#include "host/param_model.h"
 #include "hostile/job.h"
 #include "support/catch.h"
 
@@ -134,6 +135,25 @@ TEST_CASE("memory that one rank may not have is out of memory on all, the next c
           text += exchangeExact(kStaged, 3, rank, comm);
           EXPECT_OK(ulyssesMemFree(window, comm));
           return text;
+        })) == "");
+}
+
+TEST_CASE("gathered parameters, some in windows and some not, that one rank has no memory for", "[hostile]") {
+  const Environment environment("ULYSSES_WINDOW_CAP", "32M");
+  if (kSanitized) ULYSSES_SKIP("sanitizers reserve the address space that this test limits");
+  CHECK(failures(runJob(3, kNothing, [](int rank, ulyssesResult_t init, ulyssesComm_t comm) -> std::string {
+          EXPECT_OK(init);
+          Model m(rank, 3);
+          EXPECT_OK(m.open(comm));
+          EXPECT_OK(m.add({{size_t{96} << 20, ulyssesInt8}}));  // beyond the cap
+          EXPECT_OK(m.add({{size_t{1} << 20, ulyssesInt8}}));   // a window
+          const rlim_t before = limitOf(RLIMIT_AS).rlim_cur;
+          if (rank == 1) EXPECT_RANK(setLimit(RLIMIT_AS, addressSpace() + (size_t{32} << 20)));
+          EXPECT_RANK(m.commit() == ulyssesOutOfMemory && lastErrorHas("rank 1"));
+          if (rank == 1) EXPECT_RANK(setLimit(RLIMIT_AS, before));
+          std::string text = exchangeExact(kStaged, 3, rank, comm);
+          EXPECT_OK(m.commit());
+          return text + m.visit(0) + m.visit(1);
         })) == "");
 }
 
