@@ -66,7 +66,8 @@ class DeviceProvider final : public WindowProvider {
     ULYSSES_TRY(gatherValues(hello, hellos, channel, deadline));
     std::vector<std::vector<UniqueFd>> fds;
     const int fd = mine ? mine->fd() : -1;
-    ULYSSES_TRY(channel.allgatherFds(std::span(&fd, fd >= 0 ? 1 : 0), fds, deadline));
+    status = channel.allgatherFds(std::span(&fd, fd >= 0 ? 1 : 0), fds, deadline);
+    if (!status.ok()) return undone(std::move(status));  // agreed
     status = hooks::injectedFailure(hooks::Stage::Open);
     if (status.ok()) status = openAll(channel.rank(), mine, hellos, fds, opened);
 

@@ -1,4 +1,7 @@
 // Windows over the caller's own device memory.
+#include <fcntl.h>
+#include <sys/resource.h>
+
 #include "base/test_hooks.h"
 #include "gpu/support/device_ranks.h"
 #include "support/catch.h"
@@ -160,6 +163,41 @@ TEST_CASE("windows over the caller's memory: what is wrong on one rank is everyb
             return text;
           }, config) == "");
 }
+
+#ifdef ULYSSES_EMULATED  // what a driver makes of it is not known
+TEST_CASE("windows that one rank has too few descriptors for are had by none, and the next one is", "[gpu][windows]") {
+  NEEDS_GPU;
+  CHECK(onDevice(As::Processes, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+          const size_t bytes = headSide(kShape, 2, rank).size(), before = infoOf(comm).windowBytes;
+          int failed = 0;
+          for (int left = 0; left < 8; ++left) {
+            rlimit limit{};
+            EXPECT_RANK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+            const rlim_t whole = limit.rlim_cur;
+            if (rank == 1) {
+              int free = 0, fd = 0;
+              for (; free < left || fcntl(fd, F_GETFD) >= 0; ++fd) free += fcntl(fd, F_GETFD) < 0;
+              limit.rlim_cur = static_cast<rlim_t>(fd);
+              EXPECT_RANK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+            }
+            void* window = nullptr;
+            const ulyssesResult_t result = ulyssesMemAlloc(&window, bytes, comm);
+            limit.rlim_cur = whole;
+            EXPECT_RANK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+            failed += result != ulyssesSuccess;
+            EXPECT_RANK(result == ulyssesSuccess || (window == nullptr && lastErrorSays("rank 1")));
+            EXPECT_OK(ulyssesMemFree(window, comm));
+            EXPECT_RANK(infoOf(comm).windowBytes == before);
+          }
+          EXPECT_RANK(failed < 8);
+          void* window = nullptr;
+          EXPECT_OK(ulyssesMemAlloc(&window, bytes, comm));
+          std::string text = exactInto(static_cast<unsigned char*>(window), 2, rank, comm, stream, meeting, 1);
+          EXPECT_OK(ulyssesMemFree(window, comm));
+          return text;
+        }, deviceConfig()) == "");
+}
+#endif
 
 TEST_CASE("memory that a launched exchange may still use is not given back", "[gpu][windows]") {
   NEEDS_GPU;
