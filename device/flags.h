@@ -4,7 +4,8 @@
 //
 // Copies can't be held back once they are enqueued: where entries differ, or a kernel is aborted, they run all the
 // same. So do the flags behind them, and a rank awaits those of every rank that has made the same call: when the launch
-// is over nobody writes this rank's outputs any more, but what they hold is undefined.
+// is over none of these writes this rank's outputs any more, but what they hold is undefined. A rank that made another
+// call may write where that call's outputs lie until it enters the next epoch.
 #pragma once
 
 #include "device/exchange.h"
