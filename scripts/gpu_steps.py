@@ -20,8 +20,9 @@ def measured(name, limit, program, *arguments, **more):
     return Step(name, ["bash", "-c", script, "measured", program, *arguments], limit, [program], **more)
 
 
-def drop_in(build, ranks, **more):
-    """NCCL programs with libulysses-nccl before NCCL, by processes. Ranks may share a GPU where NCCL takes that."""
+def drop_in(build, ranks, nccl="", **more):
+    """NCCL programs with libulysses-nccl before NCCL, by processes. Ranks may share a GPU where NCCL takes that. `nccl`:
+    instead of the one that torch brings."""
     library = f"{build}/src/libulysses-nccl.so"
     mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks)]
     preloaded = [*mpirun, "-x", f"LD_PRELOAD={library}"]
@@ -32,7 +33,8 @@ def drop_in(build, ranks, **more):
                  **more),
             Step("bench: libulysses-nccl", [*preloaded, perf], 60, [perf], env=env, **more),
             Step("torch.distributed, libulysses-nccl preloaded",
-                 ["python3", "tests/drop_in/torch_test.py", library, "--ranks", str(ranks)], 200, [library], env=env, **more)]
+                 ["python3", "tests/drop_in/torch_test.py", library, "--ranks", str(ranks), *(["--nccl", nccl] if nccl else [])], 200,
+                 [library], env=env, **more)]
 
 
 def why_too_few(step, gpus):
@@ -57,7 +59,7 @@ TARGETS = ["gpu_tests", "product_bench", "soak", *DROP_IN, "ulysses_topo", "peer
            "alltoall_perf", "param_gather_perf"]
 
 
-def several(build, gpus, configure):
+def several(build, gpus, configure, nccl=""):
     """Ten minutes for 2, 4 or 8 GPUs of one host, the most valuable first, what kills ranks last. Where there are fewer
     GPUs than a step wants, it is there all the same, to be skipped with the reason."""
     tests, bench = f"{build}/tests/gpu/gpu_tests", f"{build}/tests/gpu/product_bench"
@@ -141,7 +143,7 @@ def several(build, gpus, configure):
         # What one GPU would show as well, and what a machine may not survive.
         measured(f"exchange, P={most}: ranks as processes", 60, "mpirun", "--allow-run-as-root", "--oversubscribe", "-n",
                  str(most), a2a, "--shape", SHAPES, "-d", "bfloat16", "--direction", "both", "-c", "0", "-n", "10", gpus=most),
-        *drop_in(build, most, gpus=most),
+        *drop_in(build, most, nccl, gpus=most),
         test("the policy", "[policy]", 60, gpus=1),
         test("large", "[large]~[policy]~[gradients]", 60, gpus=1),
         test("ranks that share a GPU", "[cases]~[large],[windows]", 60, env={"ULYSSES_TEST_GPUS": "1"}),

@@ -87,11 +87,6 @@ std::string refusedForGradients(const Planes& g, int, ulyssesComm_t comm, cudaSt
   return expectRefused(plans.plan, "ULYSSES_A2A_LONG_TRAINING=chunked", stream);
 }
 
-// Whether ranks have NCCL for what is not fused.
-bool haveFallback(int P) {
-  return ownGpus(P) && loadNccl();
-}
-
 // What init gives on every rank when `stage` fails on one, and what the communicator can then do.
 std::string failingInit(int P, int victim, hooks::Stage stage) {
   ulyssesUniqueId id;
@@ -110,9 +105,11 @@ std::string failingInit(int P, int victim, hooks::Stage stage) {
     EXPECT_RANK(made == ulyssesSuccess);
     DeviceTensor in(sequenceSide(kSmall, P, rank)), out(headSide(kSmall, P, rank).size());
     void* window = nullptr;
-    const ulyssesResult_t exchanged = exchange(kSmall, in.data(), out.data(), ulyssesScatterHeads, comm, nullptr);
-    if (haveFallback(P)) {
-      EXPECT_RANK(exchanged == ulyssesSuccess && cudaStreamSynchronize(nullptr) == cudaSuccess);
+    cudaStream_t stream = nullptr;  // the default one is the same for threads that share a GPU: NCCL's kernels can't meet there
+    EXPECT_RANK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess);
+    const ulyssesResult_t exchanged = exchange(kSmall, in.data(), out.data(), ulyssesScatterHeads, comm, stream);
+    if (haveNccl(P)) {
+      EXPECT_RANK(exchanged == ulyssesSuccess && cudaStreamSynchronize(stream) == cudaSuccess);
       EXPECT_RANK(out.content() == headSide(kSmall, P, rank) && out.intact());
       EXPECT_RANK(std::string(infoOf(comm).lastPath) == "nccl");
       EXPECT_RANK(std::string(infoOf(comm).lastReason).find("planted") != std::string::npos);
@@ -123,7 +120,7 @@ std::string failingInit(int P, int victim, hooks::Stage stage) {
     EXPECT_RANK(ulyssesMemAlloc(&window, 64, comm) == ulyssesNotSupported);
     EXPECT_RANK(lastErrorSays("planted"));
     EXPECT_OK(ulyssesCommDestroy(comm));
-    EXPECT_RANK(cudaGetLastError() == cudaSuccess);
+    EXPECT_RANK(cudaStreamDestroy(stream) == cudaSuccess && cudaGetLastError() == cudaSuccess);
     return "";
   }));
 }
@@ -156,7 +153,7 @@ TEST_CASE("case 5 on device memory: a call whose memory fails on one rank fails 
               for (const auto stage : {hooks::Stage::Tables, hooks::Stage::Staging, hooks::Stage::Allocate, hooks::Stage::Open}) {
                 plant(stage);
                 const ulyssesResult_t exchanged = exchange(kStaged, in.data(), out.data(), ulyssesScatterHeads, comm, stream);
-                if (haveFallback(P)) {
+                if (haveNccl(P)) {
                   EXPECT_RANK(exchanged == ulyssesSuccess && finish(stream, meeting));
                   EXPECT_RANK(out.content() == headSide(kStaged, P, rank) && out.intact());
                   EXPECT_RANK(std::string(infoOf(comm).lastPath) == "nccl");
@@ -172,7 +169,7 @@ TEST_CASE("case 5 on device memory: a call whose memory fails on one rank fails 
               for (const auto stage : {hooks::Stage::Tables, hooks::Stage::Flags, hooks::Stage::Staging, hooks::Stage::Allocate, hooks::Stage::Open}) {
                 plant(stage);
                 const ulyssesResult_t made = ulyssesPlanCreate(&plan, 1, &d, comm);
-                if (haveFallback(P)) {
+                if (haveNccl(P)) {
                   EXPECT_RANK(made == ulyssesSuccess && std::string(infoOf(plan).path) == "nccl");
                   EXPECT_OK(ulyssesPlanDestroy(plan));
                 } else {
@@ -327,9 +324,9 @@ TEST_CASE("case 22 on device memory: exact forward and backward at long sequence
         INFO("P=" << P << " S=" << g.S << " B=" << g.B << " " << longTraining);
         setenv("ULYSSES_A2A_LONG_TRAINING", longTraining, 1);
         CHECK(onDevice(As::Threads, P, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
-                // The policy then wants NCCL, which takes ranks with GPUs of their own.
+                // The policy then wants NCCL.
                 if (std::string(longTraining) == "auto" && g.planeBytes() > (size_t{512} << 20) && g.B * g.planeBytes() > kCap &&
-                    !(ownGpus(P) && loadNccl()))
+                    !haveNccl(P))
                   return refusedForGradients(g, rank, comm, stream);
                 const std::string text = forwardAndBackward(g, 1, rank, comm, stream, meeting);
                 EXPECT_RANK(!text.empty() || P != 4 || infoOf(comm).windowBytes <= 896000000);

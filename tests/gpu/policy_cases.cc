@@ -26,7 +26,7 @@ std::string planOf(const PolicyCase& c, int rank, ulyssesComm_t comm, cudaStream
   const std::string text = [&]() -> std::string {
     for (const ulyssesPlan_t plan : {plans.plan, plans.inverse}) {
       const ulyssesPlanInfo_t info = infoOf(plan);
-      const bool byNccl = ownGpus(c.facts.ranks) && loadNccl();
+      const bool byNccl = haveNccl(c.facts.ranks);
       EXPECT_RANK(std::string(info.path) == (c.path == "fused" ? "fused" : byNccl ? "nccl" : "fallback"));
       if (byNccl && c.path != "fused") continue;
       EXPECT_RANK(info.windowBytes <= c.maxWindowBytes);
@@ -83,7 +83,7 @@ TEST_CASE("long-training differs by rank: all stage as the careful one", "[gpu][
           {
             PlanPair plans;
             EXPECT_OK(plans.make(d, comm));
-            EXPECT_RANK(std::string(infoOf(plans.plan).path) == (ownGpus(2) && loadNccl() ? "nccl" : "fallback"));
+            EXPECT_RANK(std::string(infoOf(plans.plan).path) == (haveNccl(2) ? "nccl" : "fallback"));
           }
           EXPECT_OK(ulyssesCommDestroy(comm));
           return "";

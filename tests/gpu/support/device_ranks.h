@@ -12,11 +12,13 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/test_hooks.h"
 #include "gpu/support/gpus.h"
 #include "support/ranks.h"
 #include "support/tensors.h"
+#include "topology/nccl_library.h"
 
 namespace ulysses::testing {
 
@@ -28,6 +30,12 @@ inline int gpus() {
 }
 // Whether every one of P ranks has a GPU of its own.
 inline bool ownGpus(int P) { return P <= gpus(); }
+// Whether they have NCCL for what is not fused.
+inline bool haveNccl(int P) {
+  if (gpus() == 0) return false;
+  const std::vector<NcclFacts> facts(static_cast<size_t>(P), ncclFacts(loadNccl()));
+  return ncclRefusal(facts, (P + gpus() - 1) / gpus()).empty();
+}
 // Numbers of ranks: those given, and those of 2, 3, 4, 5 and 8 that there are GPUs for.
 inline std::vector<int> rankCounts(std::vector<int> counts) {
   for (const int P : {2, 3, 4, 5, 8})
