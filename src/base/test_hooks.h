@@ -11,7 +11,8 @@ namespace ulysses::hooks {
 enum class Stage {
   None, ControlMemory, Configuration, Allocate, Open, Commit,
   Kernels, Flags, Tables, Staging,  // of device memory
-  NcclId, NcclComm, NcclRegister, NcclAddress  // of windows by NCCL
+  NcclId, NcclComm, NcclRegister, NcclAddress,  // of windows by NCCL
+  Prefetch
 };
 
 #ifndef ULYSSES_TESTING

@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "base/test_hooks.h"
 #include "base/versioned.h"
 #include "bootstrap/gather_values.h"
 #include "param/cast.h"
@@ -311,14 +312,20 @@ Status ParamCommunicator::prefetch(int group, ulyssesStream_t stream, Status loc
   const int slot = pinned(group) ? -1 : findSlot(group, false);
   if (!pinned(group) && slot < 0) return hit(group);  // no slot for it, on no rank
   if (device_ && !isCapturing(stream)) {
-    // Beside what the caller's stream does from here on.
-    ULYSSES_ASSIGN(const DeviceShards::MomentRef here, device_->mark(stream));
+    const Status status = followCaller(stream);
+    // What is wrong here is told the peers, who are in the gather.
+    if (!status.ok()) return refuse(Operation::ParamAcquire, group, status);
     stream = device_->prefetchStream();
-    ULYSSES_TRY(device_->follow(here, stream));
   }
   ULYSSES_TRY(gather(group, slot, stream));
   g.prefetched = true;
   return {};
+}
+
+Status ParamCommunicator::followCaller(ulyssesStream_t stream) {
+  ULYSSES_TRY(hooks::injectedFailure(hooks::Stage::Prefetch));
+  ULYSSES_ASSIGN(const DeviceShards::MomentRef here, device_->mark(stream));
+  return device_->follow(here, device_->prefetchStream());
 }
 
 int ParamCommunicator::findSlot(int group, bool desperate) const {

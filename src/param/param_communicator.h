@@ -88,6 +88,8 @@ class ParamCommunicator {
   // Collective: storage for a group that has none, after a Reshard or where the pool has to grow.
   Status growFor(int group);
   Order& orderOf(Group& group) { return group.slot >= 0 ? slots_[static_cast<size_t>(group.slot)].order : group.order; }
+  // Lets the stream of prefetches wait for what the caller's has done so far.
+  Status followCaller(ulyssesStream_t stream);
   Status gather(int group, int slot, ulyssesStream_t stream);
   Status transfer(int group, std::byte* storage, ulyssesStream_t stream);
   Status noteFilled(Order& order, ulyssesStream_t stream);

@@ -228,6 +228,33 @@ TEST_CASE("parameters on device memory: a forward streams, prefetches and sees e
           }) == "");
 }
 
+TEST_CASE("parameters on device memory: a prefetch that can't follow its caller on one rank is everybody's error",
+          "[gpu][params]") {
+  NEEDS_GPU;
+  CHECK(onDevice(As::Threads, 2, [](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
+          const Values v{4001, 2};
+          ulyssesParamConfig_t config = ULYSSES_PARAM_CONFIG_INITIALIZER;
+          Params params;
+          EXPECT_OK(ulyssesParamCommCreate(&params.handle, comm, &config));
+          const Shard shard(v.shard(rank, 1.0f), Where::Device);
+          int group = -1;
+          EXPECT_OK(params.add(shard.data(), v.count, ulyssesFloat32, &group));
+          EXPECT_OK(ulyssesParamCommit(params.handle));
+          if (rank == 1) hooks::plantFailure(hooks::Stage::Prefetch, Status(ulyssesSystemError, "planted"));
+          EXPECT_RANK(ulyssesParamPrefetch(params.handle, group, stream) == ulyssesSystemError && lastErrorSays("planted"));
+          DeviceTensor seen(v.count * sizeof(float));
+          settle(meeting);
+          EXPECT_OK(ulyssesParamPrefetch(params.handle, group, stream));
+          void* p = nullptr;
+          EXPECT_OK(ulyssesParamAcquire(params.handle, group, &p, stream));
+          cudaMemcpyAsync(seen.data(), p, v.count * sizeof(float), cudaMemcpyDeviceToDevice, stream);
+          EXPECT_OK(ulyssesParamRelease(params.handle, group, stream));
+          EXPECT_RANK(finish(stream, meeting));
+          EXPECT_RANK(seen.content() == gathered(v, 1.0f, ulyssesFloat32));
+          return "";
+        }) == "");
+}
+
 TEST_CASE("parameters on device memory by processes", "[gpu][params]") {
   NEEDS_GPU;
   for (const int P : rankCounts({2}))
