@@ -201,8 +201,9 @@ Status Communicator::performOnDevice(const Call& call) {
   if (reason.empty() && ready) reason = refusal();
   ULYSSES_TRY(judgeCapture(contracts_, reason.empty() ? kPreparedFused : kPreparedFallback));
   if (call.schedule->empty()) return {};
+  // Given back after the launch: that waits for kernels of the GPU, where a peer's may already wait for this rank.
+  std::vector<std::shared_ptr<DeviceTransport::Prepared>> made;
   if (reason.empty() && !ready) {
-    std::vector<std::shared_ptr<DeviceTransport::Prepared>> made;
     const DeviceTransport::Work work{call.schedule, identityOf(call.operation, call.geometry), held->policy};
     const Status prepared = transport_->prepare(std::span(&work, 1), DeviceTransport::Capture::Shared, &made, deadline);
     if (!prepared.ok() && (endsCommunicator(prepared) || !ncclRefusal().empty())) return prepared;
