@@ -201,13 +201,14 @@ Status Communicator::performOnDevice(const Call& call) {
   if (reason.empty() && ready) reason = refusal();
   ULYSSES_TRY(judgeCapture(contracts_, reason.empty() ? kPreparedFused : kPreparedFallback));
   if (call.schedule->empty()) return {};
-  // Given back after the launch: that waits for kernels of the GPU, where a peer's may already wait for this rank.
+  // What is not held, or no longer, is given back after the launch: that waits for kernels of the GPU, where a peer's may
+  // already wait for this rank.
   std::vector<std::shared_ptr<DeviceTransport::Prepared>> made;
   if (reason.empty() && !ready) {
     const DeviceTransport::Work work{call.schedule, identityOf(call.operation, call.geometry), held->policy};
     const Status prepared = transport_->prepare(std::span(&work, 1), DeviceTransport::Capture::Shared, &made, deadline);
     if (!prepared.ok() && (endsCommunicator(prepared) || !ncclRefusal().empty())) return prepared;
-    if (prepared.ok()) held->fused = made[0];
+    if (prepared.ok()) held->fused.swap(made[0]);
     reason = prepared.ok() ? refusal() : prepared.message();
   }
   if (!reason.empty()) return moveByNccl(call, *held, reason, deadline);
@@ -228,11 +229,11 @@ std::string Communicator::ncclRefusal() const {
 Status Communicator::moveByNccl(const Call& call, OnDevice& held, const std::string& reason, Deadline deadline) {
   ULYSSES_TRY(refuseFallback(reason));
   if (const std::string refusal = ncclRefusal(); !refusal.empty()) return noFallback(reason, refusal);
+  std::vector<std::shared_ptr<NcclTransport::Prepared>> made;  // given back after the launch, as above
   if (!allPrepared(contracts_, kPreparedFallback)) {
-    std::vector<std::shared_ptr<NcclTransport::Prepared>> made;
     const Schedule* const schedule = call.schedule;
     ULYSSES_TRY(nccl_->prepare(std::span(&schedule, 1), DeviceTransport::Capture::Shared, &made, deadline));
-    held.nccl = made[0];
+    held.nccl.swap(made[0]);
   }
   ULYSSES_TRY(launchMessages(*held.nccl, call));
   noteCall(false, "nccl", reason);
