@@ -38,10 +38,11 @@ class Deadline {
 
   bool passed() const { return !never_ && Clock::now() >= at_; }
 
-  // Milliseconds left, for poll(): -1 when there is no limit, never negative otherwise.
+  // Milliseconds left, for poll(): -1 when there is no limit, never negative otherwise. Rounded up: who waits so long, or
+  // is told so by a peer, is not early.
   int remainingMs() const {
     if (never_) return -1;
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(at_ - Clock::now()).count();
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(at_ - Clock::now()).count();
     return static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
   }
 
