@@ -41,6 +41,7 @@ class Attachment {
 
   int asyncError();  // NCCL's result code
   void abort();
+  void depart();  // the process ends
   Counters& counters() { return counters_; }
 
  private:

@@ -27,6 +27,7 @@ struct Group {
   int depth = 0;
   std::vector<ncclComm**> born;  // where NCCL puts communicators when the group ends
   std::vector<Launch> launches;
+  std::vector<std::shared_ptr<Attachment>> aborted;  // until the group ends, and with it what they wait for
 };
 thread_local Group group;
 
@@ -129,8 +130,12 @@ int ncclCommSplit(ncclComm* comm, int color, int key, ncclComm** newcomm, void* 
   });
 }
 
+// What has been launched is done before, and what is called after is wrong: that is left to NCCL to say.
 int ncclCommFinalize(ncclComm* comm) {
-  return call(realNccl().commFinalize, comm);
+  return guarded([&] {
+    if (insideNccl == 0) forget(comm).reset();
+    return call(realNccl().commFinalize, comm);
+  });
 }
 int ncclCommDestroy(ncclComm* comm) {
   return guarded([&] {
@@ -138,9 +143,12 @@ int ncclCommDestroy(ncclComm* comm) {
     return call(realNccl().commDestroy, comm);
   });
 }
+// Launches may be behind what NCCL's abort ends, so the attachment, which waits for them, outlives it.
 int ncclCommAbort(ncclComm* comm) {
   return guarded([&] {
-    if (const std::shared_ptr<Attachment> attachment = forget(comm)) attachment->abort();
+    const std::shared_ptr<Attachment> attachment = forget(comm);
+    if (attachment) attachment->abort();
+    if (attachment && group.depth > 0) group.aborted.push_back(attachment);
     return call(realNccl().commAbort, comm);
   });
 }
@@ -173,6 +181,7 @@ int ncclGroupEnd() {
     if (group.depth > 0) return call(realNccl().groupEnd);
     const std::vector<Launch> launches = std::exchange(group.launches, {});
     std::vector<ncclComm**> comms = std::exchange(group.born, {});
+    const std::vector<std::shared_ptr<Attachment>> aborted = std::exchange(group.aborted, {});
     int launched = kSuccess;
     for (const Launch& launch : launches)
       if (const int result = launch.run(); launched == kSuccess) launched = result;
@@ -190,6 +199,7 @@ int ncclGroupSimulateEnd(void* info) {
   if (insideNccl == 0 && group.depth == 0) {
     group.launches.clear();
     group.born.clear();
+    group.aborted.clear();
   }
   return call(realNccl().groupSimulateEnd, info);
 }

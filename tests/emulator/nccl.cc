@@ -89,6 +89,7 @@ struct ncclComm {
   std::atomic<int> state{kSuccess};
   uint64_t registrations = 0;
   int splits = 0;
+  bool finalized = false;
   std::map<size_t, size_t> space;  // offset and bytes of what is registered: the same on all ranks, or nothing fits
 };
 
@@ -243,6 +244,7 @@ size_t bytesOf(int type) {
 int add(ncclComm* comm, CUstream_st* stream, std::vector<Part> parts) {
   std::shared_ptr<ncclComm> c = find(comm);
   if (c == nullptr) return kInvalidArgument;
+  if (c->finalized) return kInvalidUsage;
   std::erase_if(parts, [](const Part& p) { return p.bytes == 0; });
   const auto same =
       std::find_if(group.begin(), group.end(), [&](const Operation& o) { return o.comm == c && o.stream == stream; });
@@ -319,6 +321,12 @@ int ncclCommAbort(ncclComm* comm) {
   if (c->shared->joined < c->nranks) shm_unlink(c->name.c_str());
   const std::lock_guard lock(*handlesMutex());
   std::erase_if(handles(), [&](const auto& h) { return h.first == comm; });
+  return kSuccess;
+}
+int ncclCommFinalize(ncclComm* comm) {
+  const std::shared_ptr<ncclComm> c = find(comm);
+  if (c == nullptr) return kInvalidArgument;
+  c->finalized = true;
   return kSuccess;
 }
 int ncclCommDestroy(ncclComm* comm) {
@@ -490,6 +498,7 @@ int ncclRecv(void* data, size_t count, int type, int peer, ncclComm* comm, CUstr
   return add(comm, stream, {{false, peer, static_cast<unsigned char*>(data), count * bytesOf(type)}});
 }
 int ncclAllGather(const void* send, void* recv, size_t count, int type, ncclComm* comm, CUstream_st* stream) {
+  if (find(comm) == nullptr) return kInvalidArgument;
   count *= bytesOf(type);
   std::vector<Part> parts;
   for (int p = 0; p < comm->nranks; ++p) {
@@ -499,6 +508,7 @@ int ncclAllGather(const void* send, void* recv, size_t count, int type, ncclComm
   return add(comm, stream, std::move(parts));
 }
 int ncclAlltoAll(const void* send, void* recv, size_t count, int type, ncclComm* comm, CUstream_st* stream) {
+  if (find(comm) == nullptr) return kInvalidArgument;
   const size_t bytes = count * bytesOf(type);
   std::vector<Part> parts;
   for (int p = 0; p < comm->nranks; ++p) {
