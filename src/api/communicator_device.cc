@@ -300,15 +300,18 @@ Status Communicator::prepareOnDevice(std::span<const DeviceTransport::Work> work
   return {};
 }
 
-Status Communicator::reserveFlat(size_t largestPayload) {
+Status Communicator::reserveFlat(size_t* largestPayload) {
   const std::lock_guard lock(calls_);
   const Deadline deadline = callDeadline();
   std::string reason;
   bool fusedOnly = false;
   ULYSSES_TRY(agreeWhyNotFused(&reason, &fusedOnly, deadline));
   if (!reason.empty()) return Status(ulyssesNotSupported, reason);
-  const plan::PolicyFacts facts = plan::policyFacts(policy_, ulyssesUint8, allToAllSchedule(largestPayload, 1, rank_, nranks_));
-  return transport_->reserve(facts, largestPayload, deadline);
+  std::vector<uint64_t> wishes;
+  ULYSSES_TRY(gatherValues<uint64_t>(*largestPayload, wishes, *channel_, deadline));
+  *largestPayload = *std::min_element(wishes.begin(), wishes.end());
+  const plan::PolicyFacts facts = plan::policyFacts(policy_, ulyssesUint8, allToAllSchedule(*largestPayload, 1, rank_, nranks_));
+  return transport_->reserve(facts, *largestPayload, deadline);
 }
 
 Result<std::unique_ptr<Communicator::Flat>> Communicator::prepareFlat(Operation operation, size_t bytes) {

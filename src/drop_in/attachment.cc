@@ -90,7 +90,6 @@ Status Attachment::connect(ncclComm* nccl, int nranks) {
   constexpr int kMostRanks = 8;  // as many as kernels know
   if (nranks < 2) return Status(ulyssesNotSupported, "one rank alone");
   if (nranks > kMostRanks) return Status(ulyssesNotSupported, formatText("{} ranks, more than {}", nranks, kMostRanks));
-  mostBytes_ = Parameters::fromEnvironment().ncclMaxBytes;
   ulyssesConfig_t config = ULYSSES_CONFIG_INITIALIZER;
   config.memory = ulyssesMemoryCuda;
   config.timeoutMs = -1;  // as long as NCCL would wait; a rank that dies is seen all the same
@@ -100,7 +99,10 @@ Status Attachment::connect(ncclComm* nccl, int nranks) {
     return Status(result, ulyssesGetLastError());
   ULYSSES_ASSIGN(comm_, open(handle, "comm"));
   closeHandle(handle);
-  return comm_->reserveFlat(mostBytes_ / static_cast<size_t>(nranks));
+  size_t mostBytesPerPair = Parameters::fromEnvironment().ncclMaxBytes / static_cast<size_t>(nranks);
+  ULYSSES_TRY(comm_->reserveFlat(&mostBytesPerPair));
+  mostBytes_ = mostBytesPerPair * static_cast<size_t>(nranks);
+  return {};
 }
 
 Attachment::~Attachment() {

@@ -1,6 +1,8 @@
 // NCCL's functions, in NCCL's place. A group's calls are launched where it ends, before what NCCL has of it: within a
 // group there is no order, and one thread may drive several GPUs by it.
+#include <cstdlib>
 #include <exception>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -25,6 +27,7 @@ struct Launch {
 };
 struct Group {
   int depth = 0;
+  int error = kSuccess;          // the first of a call that was taken: the group's as well, as with NCCL
   std::vector<ncclComm**> born;  // where NCCL puts communicators when the group ends
   std::vector<Launch> launches;
   std::vector<std::shared_ptr<Attachment>> aborted;  // until the group ends, and with it what they wait for
@@ -49,7 +52,10 @@ bool wanted() {
   return on && insideNccl == 0;
 }
 
-bool blocks(const void* config) {
+// NCCL_COMM_BLOCKING goes before what the program says, as in NCCL.
+bool blocks(const void* config = nullptr) {
+  if (const char* all = std::getenv("NCCL_COMM_BLOCKING"))
+    if (const std::string_view value = all; value == "0" || value == "1") return value == "1";
   const auto* head = static_cast<const ConfigHead*>(config);
   return head == nullptr || head->size < sizeof(ConfigHead) || head->blocking != 0;
 }
@@ -83,7 +89,10 @@ int move(Operation operation, const void* send, void* recv, size_t count, int ty
   if (attachment == nullptr) return call(real, send, recv, count, type, comm, stream);
   const Attachment::Taken taken = attachment->take(operation, count, type);
   if (!taken.taken) return call(real, send, recv, count, type, comm, stream);
-  if (taken.error != kSuccess) return taken.error;
+  if (taken.error != kSuccess) {
+    if (group.depth > 0 && group.error == kSuccess) group.error = taken.error;
+    return taken.error;
+  }
   Launch launch{attachment, taken.flat, operation, send, recv, stream};
   if (group.depth == 0) return launch.run();
   group.launches.push_back(std::move(launch));
@@ -107,7 +116,7 @@ using namespace ulysses;
 using namespace ulysses::drop_in;
 
 int ncclCommInitRank(ncclComm** comm, int nranks, UniqueId id, int rank) {
-  return guarded([&] { return born(call(realNccl().commInitRank, comm, nranks, id, rank), comm, 1, true); });
+  return guarded([&] { return born(call(realNccl().commInitRank, comm, nranks, id, rank), comm, 1, blocks()); });
 }
 int ncclCommInitRankConfig(ncclComm** comm, int nranks, UniqueId id, int rank, void* config) {
   return guarded([&] {
@@ -120,7 +129,7 @@ int ncclCommInitRankScalable(ncclComm** comm, int nranks, int rank, int nIds, Un
   });
 }
 int ncclCommInitAll(ncclComm** comms, int ndev, const int* devlist) {
-  return guarded([&] { return born(call(realNccl().commInitAll, comms, ndev, devlist), comms, ndev, true); });
+  return guarded([&] { return born(call(realNccl().commInitAll, comms, ndev, devlist), comms, ndev, blocks()); });
 }
 // A child of a communicator that does not block does not either, unless it is told to.
 int ncclCommSplit(ncclComm* comm, int color, int key, ncclComm** newcomm, void* config) {
@@ -182,7 +191,7 @@ int ncclGroupEnd() {
     const std::vector<Launch> launches = std::exchange(group.launches, {});
     std::vector<ncclComm**> comms = std::exchange(group.born, {});
     const std::vector<std::shared_ptr<Attachment>> aborted = std::exchange(group.aborted, {});
-    int launched = kSuccess;
+    int launched = std::exchange(group.error, kSuccess);
     for (const Launch& launch : launches)
       if (const int result = launch.run(); launched == kSuccess) launched = result;
     const int result = call(realNccl().groupEnd);
@@ -200,6 +209,7 @@ int ncclGroupSimulateEnd(void* info) {
     group.launches.clear();
     group.born.clear();
     group.aborted.clear();
+    group.error = kSuccess;
   }
   return call(realNccl().groupSimulateEnd, info);
 }

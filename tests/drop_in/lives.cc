@@ -26,6 +26,7 @@ ncclComm* everyone(const Nccl& nccl) {
   if (rank == 0) check(nccl.getUniqueId(&id) == 0, "ncclGetUniqueId");
   MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
   ncclComm* comm = nullptr;
+  sleepMs(30 * rank);
   const int made = nccl.commInitRank(&comm, nranks, id, rank);
   check(made == 0 || made == 7, "ncclCommInitRank");
   for (int state = made; state == 7; sleepMs(1)) check(nccl.asyncError(comm, &state) == 0, "ncclCommGetAsyncError");

@@ -294,7 +294,8 @@ int ncclCommInitRankConfig(ncclComm** comm, int nranks, UniqueId id, int rank, C
   c->device = currentDevice();
   c->shared = static_cast<Shared*>(memory);
   c->name = id.internal;
-  c->blocking = config == nullptr || config->blocking != 0;
+  const char* blocking = std::getenv("NCCL_COMM_BLOCKING");
+  c->blocking = blocking != nullptr ? std::atoi(blocking) != 0 : config == nullptr || config->blocking != 0;
   *comm = c.get();
   {
     const std::lock_guard lock(*handlesMutex());
@@ -306,9 +307,15 @@ int ncclCommInitRankConfig(ncclComm** comm, int nranks, UniqueId id, int rank, C
     if (comm->rank == 0) shm_unlink(comm->name.c_str());
     return met ? kSuccess : kInternalError;
   };
-  if (depth == 0) return go(c, meet);
-  inits.push_back(meet);
-  return kSuccess;
+  if (depth > 0) {
+    inits.push_back(meet);
+    return kSuccess;
+  }
+  const bool last = c->shared->joined + 1 == nranks;
+  const int result = go(c, meet);
+  if (result != kInProgress || !last) return result;
+  end(c);  // the last one finds it done, and the others not
+  return c->state;
 }
 int ncclCommInitRank(ncclComm** comm, int nranks, UniqueId id, int rank) {
   return ncclCommInitRankConfig(comm, nranks, id, rank, nullptr);
