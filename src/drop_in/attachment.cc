@@ -100,7 +100,7 @@ Status Attachment::connect(ncclComm* nccl, int nranks) {
   ULYSSES_ASSIGN(comm_, open(handle, "comm"));
   closeHandle(handle);
   size_t mostBytesPerPair = Parameters::fromEnvironment().ncclMaxBytes / static_cast<size_t>(nranks);
-  ULYSSES_TRY(comm_->reserveFlat(&mostBytesPerPair));
+  ULYSSES_TRY(comm_->reserveFlat(&mostBytesPerPair, kMostSizes));
   mostBytes_ = mostBytesPerPair * static_cast<size_t>(nranks);
   return {};
 }

@@ -149,6 +149,25 @@ void twins(const Nccl& nccl) {
   check(nccl.commDestroy(other) != 0, "a communicator is destroyed twice");
 }
 
+// A device whose memory is full has room for sizes that no call has had before, alone and in a group.
+void full(const Nccl& nccl) {
+  ncclComm* comm = everyone(nccl);
+  cudaStream_t on = stream();
+  const Gather alone(300), grouped(500);
+  void* memory = nullptr;
+  for (size_t bytes = size_t{1} << 40; bytes != 0; bytes /= 2)
+    while (cudaMalloc(&memory, bytes) == cudaSuccess) {
+    }
+  (void)cudaGetLastError();
+  check(alone.launch(nccl, comm, on) == 0, "ncclAllGather");
+  check(nccl.groupStart() == 0, "ncclGroupStart");
+  check(grouped.launch(nccl, comm, on) == 0, "ncclAllGather in a group");
+  check(nccl.groupEnd() == 0, "ncclGroupEnd");
+  CUDA(cudaStreamSynchronize(on));
+  check(alone.right() && grouped.right(), "a gather is wrong");
+  check(nccl.commDestroy(comm) == 0, "ncclCommDestroy");
+}
+
 // What is wrong with one call of a group is the group's error too.
 void wrongCalls(const Nccl& nccl) {
   ncclComm* comm = everyone(nccl);
@@ -178,7 +197,7 @@ int main(int argc, char** argv) {
   CUDA(cudaSetDevice(rank % devices));
   const std::map<std::string, std::function<void(const Nccl&)>> cases = {
       {"finalized", finalized}, {"aborted", aborted}, {"left", left},   {"gathers", gathers},
-      {"limits", limits},       {"twins", twins},     {"wrong", wrongCalls}};
+      {"limits", limits},       {"twins", twins},     {"full", full}, {"wrong", wrongCalls}};
   const auto found = cases.find(argc > 1 ? argv[1] : "");
   check(found != cases.end(), "there is no such case");
   found->second(nccl);
