@@ -26,6 +26,8 @@ class Attachment {
   // Collective over the ranks of `nccl`, whose calls wait. Where it can't be had, on all ranks alike, everything is
   // passed on.
   static std::shared_ptr<Attachment> make(ncclComm* nccl);
+  // Passes everything on.
+  static std::shared_ptr<Attachment> none() { return std::shared_ptr<Attachment>(new Attachment); }
   // Lets what is under way come to its end. Local.
   ~Attachment();
 

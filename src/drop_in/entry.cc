@@ -60,6 +60,11 @@ bool blocks(const void* config = nullptr) {
   return head == nullptr || head->size < sizeof(ConfigHead) || head->blocking != 0;
 }
 
+// A child of a communicator that does not block does not either, unless it is told to.
+bool childBlocks(const ncclComm* parent, const void* config) {
+  return config != nullptr ? blocks(config) : attachmentOf(parent) != nullptr;
+}
+
 // Collective over each. A thread for each: one may drive all ranks of a communicator.
 void attach(const std::vector<ncclComm**>& born) {
   std::vector<std::thread> threads;
@@ -99,6 +104,21 @@ int move(Operation operation, const void* send, void* recv, size_t count, int ty
   return kSuccess;
 }
 
+// Ends what is under way. Launches may be behind what NCCL's own end of it frees: the attachment, which waits for them,
+// outlives that.
+std::shared_ptr<Attachment> aborted(ncclComm* comm) {
+  std::shared_ptr<Attachment> attachment = forget(comm);
+  if (attachment) attachment->abort();
+  if (attachment && group.depth > 0) group.aborted.push_back(attachment);
+  return attachment;
+}
+// And the communicator lives on, as the parent of others.
+std::shared_ptr<Attachment> revoked(ncclComm* comm) {
+  std::shared_ptr<Attachment> attachment = aborted(comm);
+  if (attachment) keep(comm, Attachment::none());
+  return attachment;
+}
+
 // Nothing thrown inside crosses into C.
 template <class Body>
 int guarded(Body&& body) {
@@ -131,11 +151,27 @@ int ncclCommInitRankScalable(ncclComm** comm, int nranks, int rank, int nIds, Un
 int ncclCommInitAll(ncclComm** comms, int ndev, const int* devlist) {
   return guarded([&] { return born(call(realNccl().commInitAll, comms, ndev, devlist), comms, ndev, blocks()); });
 }
-// A child of a communicator that does not block does not either, unless it is told to.
 int ncclCommSplit(ncclComm* comm, int color, int key, ncclComm** newcomm, void* config) {
   return guarded([&] {
-    const bool blocking = config != nullptr ? blocks(config) : attachmentOf(comm) != nullptr;
+    const bool blocking = childBlocks(comm, config);
     return born(call(realNccl().commSplit, comm, color, key, newcomm, config), newcomm, 1, blocking);
+  });
+}
+int ncclCommShrink(ncclComm* comm, int* excluded, int count, ncclComm** newcomm, void* config, int flags) {
+  return guarded([&] {
+    const auto real = realNccl().commShrink;
+    const bool blocking = childBlocks(comm, config), aborts = real != nullptr && (flags & kShrinkAbort) != 0;
+    std::shared_ptr<Attachment> attachment = aborts ? revoked(comm) : nullptr;
+    const int result = call(real, comm, excluded, count, newcomm, config, flags);
+    attachment.reset();  // what it has of the device is the child's to have
+    return born(result, newcomm, 1, blocking);
+  });
+}
+int ncclCommRevoke(ncclComm* comm, int flags) {
+  return guarded([&] {
+    const auto real = realNccl().commRevoke;
+    const std::shared_ptr<Attachment> attachment = real != nullptr ? revoked(comm) : nullptr;
+    return call(real, comm, flags);
   });
 }
 
@@ -152,12 +188,9 @@ int ncclCommDestroy(ncclComm* comm) {
     return call(realNccl().commDestroy, comm);
   });
 }
-// Launches may be behind what NCCL's abort ends, so the attachment, which waits for them, outlives it.
 int ncclCommAbort(ncclComm* comm) {
   return guarded([&] {
-    const std::shared_ptr<Attachment> attachment = forget(comm);
-    if (attachment) attachment->abort();
-    if (attachment && group.depth > 0) group.aborted.push_back(attachment);
+    const std::shared_ptr<Attachment> attachment = aborted(comm);
     return call(realNccl().commAbort, comm);
   });
 }

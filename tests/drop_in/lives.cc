@@ -92,6 +92,49 @@ void aborted(const Nccl& nccl) {
   CUDA(cudaStreamSynchronize(on));
 }
 
+// Two communicators of which each waits for the other in a stream end in one group.
+void abortedTogether(const Nccl& nccl) {
+  ncclComm *comm = everyone(nccl), *other = everyone(nccl);
+  cudaStream_t on = stream();
+  const Gather gather;
+  check(nccl.recv(gather.out, kBytes, kUint8, (rank + 1) % nranks, comm, on) == 0, "ncclRecv");
+  check(gather.launch(nccl, other, on) == 0, "ncclAllGather behind it");
+  check(nccl.groupStart() == 0, "ncclGroupStart");
+  check(nccl.commAbort(other) == 0 && nccl.commAbort(comm) == 0, "ncclCommAbort");
+  check(nccl.groupEnd() == 0, "ncclGroupEnd");
+  CUDA(cudaStreamSynchronize(on));
+}
+
+// The last rank does not come any more. The others leave it behind, with a gather that waits for it.
+void shrunkAfter(const Nccl& nccl, bool revoke) {
+  ncclComm *comm = everyone(nccl), *child = nullptr;
+  cudaStream_t on = stream();
+  const Gather gather;
+  int last = nranks - 1;
+  if (rank != last) {
+    check(gather.launch(nccl, comm, on) == 0, "ncclAllGather");
+    sleepMs(50);
+    if (revoke) check(nccl.commRevoke(comm, 0) == 0, "ncclCommRevoke");
+    check(nccl.commShrink(comm, &last, 1, &child, nullptr, revoke ? 0 : 1) == 0, "ncclCommShrink");
+    CUDA(cudaStreamSynchronize(on));
+    check(gather.launch(nccl, comm, on) == 5, "a gather on a revoked communicator is no invalid usage");
+    nranks = last;
+    const Gather among;
+    check(among.launch(nccl, child, on) == 0, "ncclAllGather of those that are left");
+    CUDA(cudaStreamSynchronize(on));
+    check(among.right(), "the gather of those that are left is wrong");
+    check(nccl.commDestroy(child) == 0, "ncclCommDestroy");
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  check(nccl.commAbort(comm) == 0, "ncclCommAbort");
+}
+void shrunk(const Nccl& nccl) {
+  shrunkAfter(nccl, false);
+}
+void revoked(const Nccl& nccl) {
+  shrunkAfter(nccl, true);
+}
+
 // A rank's process ends with its communicator alive, when all is done: the others go on, and see no error.
 void left(const Nccl& nccl) {
   ncclComm* comm = everyone(nccl);
@@ -197,7 +240,7 @@ int main(int argc, char** argv) {
   CUDA(cudaSetDevice(rank % devices));
   const std::map<std::string, std::function<void(const Nccl&)>> cases = {
       {"finalized", finalized}, {"aborted", aborted}, {"left", left},   {"gathers", gathers},
-      {"limits", limits},       {"twins", twins},     {"full", full}, {"wrong", wrongCalls}};
+      {"limits", limits},       {"twins", twins},     {"full", full}, {"together", abortedTogether}, {"shrunk", shrunk}, {"revoked", revoked}, {"wrong", wrongCalls}};
   const auto found = cases.find(argc > 1 ? argv[1] : "");
   check(found != cases.end(), "there is no such case");
   found->second(nccl);

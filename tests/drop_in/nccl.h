@@ -35,6 +35,9 @@ struct Nccl {
   int (*commInitAll)(ncclComm**, int, const int*) = found<int(ncclComm**, int, const int*)>("ncclCommInitAll");
   int (*commSplit)(ncclComm*, int, int, ncclComm**,
                    void*) = found<int(ncclComm*, int, int, ncclComm**, void*)>("ncclCommSplit");
+  int (*commShrink)(ncclComm*, int*, int, ncclComm**, void*,
+                    int) = found<int(ncclComm*, int*, int, ncclComm**, void*, int)>("ncclCommShrink");
+  int (*commRevoke)(ncclComm*, int) = found<int(ncclComm*, int)>("ncclCommRevoke");
   int (*commFinalize)(ncclComm*) = found<int(ncclComm*)>("ncclCommFinalize");
   int (*commDestroy)(ncclComm*) = found<int(ncclComm*)>("ncclCommDestroy");
   int (*commAbort)(ncclComm*) = found<int(ncclComm*)>("ncclCommAbort");

@@ -89,7 +89,7 @@ struct ncclComm {
   std::atomic<int> state{kSuccess};
   uint64_t registrations = 0;
   int splits = 0;
-  bool finalized = false;
+  bool finalized = false, revoked = false;
   std::map<size_t, size_t> space;  // offset and bytes of what is registered: the same on all ranks, or nothing fits
 };
 
@@ -244,7 +244,7 @@ size_t bytesOf(int type) {
 int add(ncclComm* comm, CUstream_st* stream, std::vector<Part> parts) {
   std::shared_ptr<ncclComm> c = find(comm);
   if (c == nullptr) return kInvalidArgument;
-  if (c->finalized) return kInvalidUsage;
+  if (c->finalized || c->revoked) return kInvalidUsage;
   std::erase_if(parts, [](const Part& p) { return p.bytes == 0; });
   const auto same =
       std::find_if(group.begin(), group.end(), [&](const Operation& o) { return o.comm == c && o.stream == stream; });
@@ -563,6 +563,29 @@ int ncclCommSplit(ncclComm* comm, int color, int key, ncclComm** child, Config* 
   UniqueId id{};
   std::snprintf(id.internal, sizeof id.internal, "%.80s-%d-%d", c->name.c_str(), number, color);
   return ncclCommInitRankConfig(child, static_cast<int>(wishes.size()), id, static_cast<int>(me - wishes.begin()), config);
+}
+
+// Those that are left agree on the name without a word: others may hang.
+int ncclCommShrink(ncclComm* comm, const int* excluded, int count, ncclComm** child, Config* config, int flags) {
+  *child = nullptr;
+  const std::shared_ptr<ncclComm> c = find(comm);
+  if (c == nullptr) return kInvalidArgument;
+  if (flags == 1) c->aborted = c->revoked = true;
+  int place = 0, size = 0;
+  for (int r = 0; r < c->nranks; ++r) {
+    if (std::find(excluded, excluded + count, r) != excluded + count) continue;
+    place = r == c->rank ? size : place;
+    ++size;
+  }
+  UniqueId id{};
+  std::snprintf(id.internal, sizeof id.internal, "%.80s-shrunk-%d", c->name.c_str(), ++c->splits);
+  return ncclCommInitRankConfig(child, size, id, place, config);
+}
+int ncclCommRevoke(ncclComm* comm, int) {
+  const std::shared_ptr<ncclComm> c = find(comm);
+  if (c == nullptr) return kInvalidArgument;
+  c->aborted = c->revoked = true;
+  return kSuccess;
 }
 
 }  // extern "C"
