@@ -211,6 +211,34 @@ void full(const Nccl& nccl) {
   check(nccl.commDestroy(comm) == 0, "ncclCommDestroy");
 }
 
+// Ranks are threads of one process; of a child, all but the last.
+void threads(const Nccl& nccl) {
+  CUDA(cudaGetDeviceCount(&nranks));
+  UniqueId id{};
+  check(nccl.getUniqueId(&id) == 0, "ncclGetUniqueId");
+  const auto live = [&](int me) {
+    rank = me;
+    CUDA(cudaSetDevice(me));
+    ncclComm *comm = nullptr, *child = nullptr;
+    check(nccl.commInitRank(&comm, nranks, id, me) == 0, "ncclCommInitRank");
+    check(nccl.commSplit(comm, me + 1 < nranks ? 1 : -1, me, &child, nullptr) == 0, "ncclCommSplit");
+    check((child == nullptr) == (me + 1 == nranks), "a split without a colour has made a communicator");
+    cudaStream_t on = stream();
+    for (int i = 0; i < 20; ++i) {
+      const Gather gather(100 + static_cast<size_t>(i) * 50);
+      check(gather.launch(nccl, comm, i % 2 == 0 ? on : nullptr) == 0, "ncclAllGather");
+      CUDA(cudaDeviceSynchronize());
+      check(gather.right(), "a gather of threads is wrong");
+    }
+    check(me % 2 != 0 || nccl.commDestroy(comm) == 0, "ncclCommDestroy");
+    check(child == nullptr || nccl.commDestroy(child) == 0, "ncclCommDestroy");
+    check(me % 2 == 0 || nccl.commDestroy(comm) == 0, "ncclCommDestroy");
+  };
+  std::vector<std::thread> all;
+  for (int r = 0; r < nranks; ++r) all.emplace_back(live, r);
+  for (std::thread& t : all) t.join();
+}
+
 // What is wrong with one call of a group is the group's error too.
 void wrongCalls(const Nccl& nccl) {
   ncclComm* comm = everyone(nccl);
@@ -240,7 +268,7 @@ int main(int argc, char** argv) {
   CUDA(cudaSetDevice(rank % devices));
   const std::map<std::string, std::function<void(const Nccl&)>> cases = {
       {"finalized", finalized}, {"aborted", aborted}, {"left", left},   {"gathers", gathers},
-      {"limits", limits},       {"twins", twins},     {"full", full}, {"together", abortedTogether}, {"shrunk", shrunk}, {"revoked", revoked}, {"wrong", wrongCalls}};
+      {"limits", limits},       {"twins", twins},     {"full", full}, {"together", abortedTogether}, {"shrunk", shrunk}, {"revoked", revoked}, {"wrong", wrongCalls}, {"threads", threads}};
   const auto found = cases.find(argc > 1 ? argv[1] : "");
   check(found != cases.end(), "there is no such case");
   found->second(nccl);

@@ -14,7 +14,8 @@ struct UniqueId {
   char internal[128];
 };
 
-inline int rank = 0, nranks = 0;
+inline thread_local int rank = 0;
+inline int nranks = 0;
 
 inline void check(bool right, const std::string& what) {
   if (right) return;
