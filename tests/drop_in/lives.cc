@@ -1,5 +1,5 @@
-// How communicators of NCCL's begin and end, and what goes wrong in between: with libulysses-nccl before NCCL, what it does
-// without.
+// How communicators of NCCL's begin and end, and what goes wrong in between: with libulysses-nccl before NCCL, what it
+// does without.
 //   lives CASE [--taken all-gathers]     what the preloaded library must have taken of the process's calls
 #include <chrono>
 #include <cstdlib>
@@ -267,8 +267,9 @@ int main(int argc, char** argv) {
   CUDA(cudaGetDeviceCount(&devices));
   CUDA(cudaSetDevice(rank % devices));
   const std::map<std::string, std::function<void(const Nccl&)>> cases = {
-      {"finalized", finalized}, {"aborted", aborted}, {"left", left},   {"gathers", gathers},
-      {"limits", limits},       {"twins", twins},     {"full", full}, {"together", abortedTogether}, {"shrunk", shrunk}, {"revoked", revoked}, {"wrong", wrongCalls}, {"threads", threads}};
+      {"finalized", finalized}, {"aborted", aborted}, {"left", left},        {"gathers", gathers},
+      {"limits", limits},       {"twins", twins},     {"full", full},        {"together", abortedTogether},
+      {"shrunk", shrunk},       {"revoked", revoked}, {"wrong", wrongCalls}, {"threads", threads}};
   const auto found = cases.find(argc > 1 ? argv[1] : "");
   check(found != cases.end(), "there is no such case");
   found->second(nccl);

@@ -75,8 +75,8 @@ TEST_CASE("windows by nccl: its LSA team must be all ranks, in their order") {
 TEST_CASE("windows by ipc or nccl: the reason names the rank and what is missing") {
   const WindowFacts v230{WindowsFrom::Auto, {23007, 0, 1, 0}}, old{WindowsFrom::Auto, {22809, 0, 0, 0}}, none{},
       lacking{WindowsFrom::Auto, {23007, 0, 0, 0}}, off{WindowsFrom::Auto, {23007, 0, 1, 1}},
-      waits{WindowsFrom::Auto, {23007, 0, 1, 0, 1}}, ipc{WindowsFrom::Ipc, {23007, 0, 1, 0}}, nccl{WindowsFrom::Nccl, {23007, 0, 1, 0}},
-      shares{WindowsFrom::Nccl, {23007, 1, 1, 0}};
+      waits{WindowsFrom::Auto, {23007, 0, 1, 0, 1}}, ipc{WindowsFrom::Ipc, {23007, 0, 1, 0}},
+      nccl{WindowsFrom::Nccl, {23007, 0, 1, 0}}, shares{WindowsFrom::Nccl, {23007, 1, 1, 0}};
   CHECK(why({v230, v230, v230}) == "");
   CHECK(why({v230}) == "one rank");
   CHECK(has(why({v230, nccl, ipc}), "rank 2 asks for ipc (ULYSSES_WINDOWS)"));
