@@ -80,6 +80,7 @@ NcclFacts ncclFacts(const std::optional<NcclLibrary>& nccl) {
   facts.sharesGpusWhereAsked = isSet("NCCL_MULTI_RANK_GPU_ENABLE", "1");
   facts.offersWindows = nccl->offersWindows();
   facts.cuMemOff = isSet("NCCL_CUMEM_ENABLE", "0");
+  facts.blocksAlways = isSet("NCCL_COMM_BLOCKING", "1");
   return facts;
 }
 

@@ -82,6 +82,7 @@ struct NcclFacts {
   int sharesGpusWhereAsked = 0;  // NCCL_MULTI_RANK_GPU_ENABLE is set
   int offersWindows = 0;         // every function that registers memory and tells where peers' lies
   int cuMemOff = 0;              // NCCL_CUMEM_ENABLE=0 is set: it registers nothing then
+  int blocksAlways = 0;  // NCCL_COMM_BLOCKING=1 is set: it waits for ranks that failed before they came, for ever
 };
 NcclFacts ncclFacts(const std::optional<NcclLibrary>& nccl);
 

@@ -100,9 +100,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Collective, on device memory: what a plan's executions need; they share flags and staging for captured launches.
   Status prepareOnDevice(std::span<const DeviceTransport::Work> works, std::vector<Prepared>* prepared);
   // Collective, on device memory, once: flat collectives of at most `largestPayload` bytes per pair, the least of what the
-  // ranks ask for, need no agreement from then on. The outcome is the same on all ranks; it says why where they can't be
-  // fused.
-  Status reserveFlat(size_t* largestPayload);
+  // ranks ask for, need no agreement from then on, and the first `works` that are prepared no memory. The outcome is the same
+  // on all ranks; it says why where they can't be fused.
+  Status reserveFlat(size_t* largestPayload, size_t works);
   // Local, after it; the same on all ranks: bytes that every rank has for every other. `reason`: why it is not fused.
   struct Flat {
     Schedule schedule;

@@ -302,7 +302,7 @@ Status Communicator::prepareOnDevice(std::span<const DeviceTransport::Work> work
   return {};
 }
 
-Status Communicator::reserveFlat(size_t* largestPayload) {
+Status Communicator::reserveFlat(size_t* largestPayload, size_t works) {
   const std::lock_guard lock(calls_);
   const Deadline deadline = callDeadline();
   std::string reason;
@@ -313,7 +313,7 @@ Status Communicator::reserveFlat(size_t* largestPayload) {
   ULYSSES_TRY(gatherValues<uint64_t>(*largestPayload, wishes, *channel_, deadline));
   *largestPayload = *std::min_element(wishes.begin(), wishes.end());
   const plan::PolicyFacts facts = plan::policyFacts(policy_, ulyssesUint8, allToAllSchedule(*largestPayload, 1, rank_, nranks_));
-  return transport_->reserve(facts, *largestPayload, deadline);
+  return transport_->reserve(facts, *largestPayload, works, deadline);
 }
 
 Result<std::unique_ptr<Communicator::Flat>> Communicator::prepareFlat(Operation operation, size_t bytes) {

@@ -139,7 +139,7 @@ const Row kRows[] = {
     {"ULYSSES_NCCL", nullptr, "on|off", "on", "libulysses-nccl: whether it takes calls of NCCL's. The same on all ranks.",
      [](const std::string& v, Parameters& p) { return parseChoice<bool>(v, {{"on", true}, {"off", false}}, p.ncclCalls); }},
     {"ULYSSES_NCCL_MAX_BYTES", nullptr, "bytes (K, M, G)", "1M",
-     "libulysses-nccl: the largest buffer per rank of a call that it takes. The same on all ranks.",
+     "libulysses-nccl: the largest buffer per rank of a call that it takes; the least of what the ranks say.",
      [](const std::string& v, Parameters& p) { return parseSize(v, p.ncclMaxBytes); }},
     {"ULYSSES_TIMEOUT", nullptr, "milliseconds, or -1", "the configuration's, or 600000 (init: 120000)",
      "How long a rank waits for its peers; -1 = for ever.",

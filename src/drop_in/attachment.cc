@@ -37,6 +37,13 @@ struct Registry {
 // Lives to the end of the process: libraries that are unloaded late still destroy communicators.
 Registry& registry() {
   static auto* made = new Registry;
+  // Programs end without destroying communicators, and not all ranks at once: for the others that is no death.
+  static const struct Farewell {
+    ~Farewell() {
+      const std::shared_lock lock(made->mutex);
+      for (const auto& [nccl, attachment] : made->all) attachment->depart();
+    }
+  } farewell;
   return *made;
 }
 
@@ -93,7 +100,7 @@ Status Attachment::connect(ncclComm* nccl, int nranks) {
   ULYSSES_ASSIGN(comm_, open(handle, "comm"));
   closeHandle(handle);
   size_t mostBytesPerPair = Parameters::fromEnvironment().ncclMaxBytes / static_cast<size_t>(nranks);
-  ULYSSES_TRY(comm_->reserveFlat(&mostBytesPerPair));
+  ULYSSES_TRY(comm_->reserveFlat(&mostBytesPerPair, kMostSizes));
   mostBytes_ = mostBytesPerPair * static_cast<size_t>(nranks);
   return {};
 }
@@ -163,6 +170,10 @@ int Attachment::asyncError() {
   return comm_ ? ncclResult(caught([&] { return comm_->asyncError(); })) : kSuccess;
 }
 
+void Attachment::depart() {
+  if (comm_) comm_->depart();
+}
+
 void Attachment::abort() {
   aborted_ = true;
   if (comm_) comm_->abort();
@@ -177,7 +188,7 @@ std::shared_ptr<Attachment> attachmentOf(const ncclComm* nccl) {
 void keep(const ncclComm* nccl, std::shared_ptr<Attachment> attachment) {
   Registry& r = registry();
   const std::unique_lock lock(r.mutex);
-  r.all[nccl] = std::move(attachment);
+  r.all[nccl].swap(attachment);  // one that was there ends after the lock
 }
 std::shared_ptr<Attachment> forget(const ncclComm* nccl) {
   Registry& r = registry();

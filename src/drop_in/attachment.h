@@ -26,6 +26,8 @@ class Attachment {
   // Collective over the ranks of `nccl`, whose calls wait. Where it can't be had, on all ranks alike, everything is
   // passed on.
   static std::shared_ptr<Attachment> make(ncclComm* nccl);
+  // Passes everything on.
+  static std::shared_ptr<Attachment> none() { return std::shared_ptr<Attachment>(new Attachment); }
   // Lets what is under way come to its end. Local.
   ~Attachment();
 
@@ -41,6 +43,7 @@ class Attachment {
 
   int asyncError();  // NCCL's result code
   void abort();
+  void depart();  // the process ends
   Counters& counters() { return counters_; }
 
  private:

@@ -19,7 +19,7 @@ struct CallFacts {
 // "" where it is taken.
 std::string whyPassed(const CallFacts& facts);
 
-// Work tables are kept as long as the communicator: a program with ever new sizes must not fill the device with them.
+// Work tables are kept as long as the communicator, in memory that it has from the beginning.
 constexpr size_t kMostSizes = 1024;
 
 }  // namespace ulysses::drop_in

@@ -1,6 +1,8 @@
 // NCCL's functions, in NCCL's place. A group's calls are launched where it ends, before what NCCL has of it: within a
 // group there is no order, and one thread may drive several GPUs by it.
+#include <cstdlib>
 #include <exception>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -25,8 +27,10 @@ struct Launch {
 };
 struct Group {
   int depth = 0;
+  int error = kSuccess;          // the first of a call that was taken: the group's as well, as with NCCL
   std::vector<ncclComm**> born;  // where NCCL puts communicators when the group ends
   std::vector<Launch> launches;
+  std::vector<std::shared_ptr<Attachment>> aborted;  // until the group ends, and with it what they wait for
 };
 thread_local Group group;
 
@@ -48,9 +52,17 @@ bool wanted() {
   return on && insideNccl == 0;
 }
 
-bool blocks(const void* config) {
+// NCCL_COMM_BLOCKING goes before what the program says, as in NCCL.
+bool blocks(const void* config = nullptr) {
+  if (const char* all = std::getenv("NCCL_COMM_BLOCKING"))
+    if (const std::string_view value = all; value == "0" || value == "1") return value == "1";
   const auto* head = static_cast<const ConfigHead*>(config);
   return head == nullptr || head->size < sizeof(ConfigHead) || head->blocking != 0;
+}
+
+// A child of a communicator that does not block does not either, unless it is told to.
+bool childBlocks(const ncclComm* parent, const void* config) {
+  return config != nullptr ? blocks(config) : attachmentOf(parent) != nullptr;
 }
 
 // Collective over each. A thread for each: one may drive all ranks of a communicator.
@@ -82,11 +94,29 @@ int move(Operation operation, const void* send, void* recv, size_t count, int ty
   if (attachment == nullptr) return call(real, send, recv, count, type, comm, stream);
   const Attachment::Taken taken = attachment->take(operation, count, type);
   if (!taken.taken) return call(real, send, recv, count, type, comm, stream);
-  if (taken.error != kSuccess) return taken.error;
+  if (taken.error != kSuccess) {
+    if (group.depth > 0 && group.error == kSuccess) group.error = taken.error;
+    return taken.error;
+  }
   Launch launch{attachment, taken.flat, operation, send, recv, stream};
   if (group.depth == 0) return launch.run();
   group.launches.push_back(std::move(launch));
   return kSuccess;
+}
+
+// Ends what is under way. Launches may be behind what NCCL's own end of it frees: the attachment, which waits for them,
+// outlives that.
+std::shared_ptr<Attachment> aborted(ncclComm* comm) {
+  std::shared_ptr<Attachment> attachment = forget(comm);
+  if (attachment) attachment->abort();
+  if (attachment && group.depth > 0) group.aborted.push_back(attachment);
+  return attachment;
+}
+// And the communicator lives on, as the parent of others.
+std::shared_ptr<Attachment> revoked(ncclComm* comm) {
+  std::shared_ptr<Attachment> attachment = aborted(comm);
+  if (attachment) keep(comm, Attachment::none());
+  return attachment;
 }
 
 // Nothing thrown inside crosses into C.
@@ -106,7 +136,7 @@ using namespace ulysses;
 using namespace ulysses::drop_in;
 
 int ncclCommInitRank(ncclComm** comm, int nranks, UniqueId id, int rank) {
-  return guarded([&] { return born(call(realNccl().commInitRank, comm, nranks, id, rank), comm, 1, true); });
+  return guarded([&] { return born(call(realNccl().commInitRank, comm, nranks, id, rank), comm, 1, blocks()); });
 }
 int ncclCommInitRankConfig(ncclComm** comm, int nranks, UniqueId id, int rank, void* config) {
   return guarded([&] {
@@ -119,18 +149,38 @@ int ncclCommInitRankScalable(ncclComm** comm, int nranks, int rank, int nIds, Un
   });
 }
 int ncclCommInitAll(ncclComm** comms, int ndev, const int* devlist) {
-  return guarded([&] { return born(call(realNccl().commInitAll, comms, ndev, devlist), comms, ndev, true); });
+  return guarded([&] { return born(call(realNccl().commInitAll, comms, ndev, devlist), comms, ndev, blocks()); });
 }
-// A child of a communicator that does not block does not either, unless it is told to.
 int ncclCommSplit(ncclComm* comm, int color, int key, ncclComm** newcomm, void* config) {
   return guarded([&] {
-    const bool blocking = config != nullptr ? blocks(config) : attachmentOf(comm) != nullptr;
+    const bool blocking = childBlocks(comm, config);
     return born(call(realNccl().commSplit, comm, color, key, newcomm, config), newcomm, 1, blocking);
   });
 }
+int ncclCommShrink(ncclComm* comm, int* excluded, int count, ncclComm** newcomm, void* config, int flags) {
+  return guarded([&] {
+    const auto real = realNccl().commShrink;
+    const bool blocking = childBlocks(comm, config), aborts = real != nullptr && (flags & kShrinkAbort) != 0;
+    std::shared_ptr<Attachment> attachment = aborts ? revoked(comm) : nullptr;
+    const int result = call(real, comm, excluded, count, newcomm, config, flags);
+    attachment.reset();  // what it has of the device is the child's to have
+    return born(result, newcomm, 1, blocking);
+  });
+}
+int ncclCommRevoke(ncclComm* comm, int flags) {
+  return guarded([&] {
+    const auto real = realNccl().commRevoke;
+    const std::shared_ptr<Attachment> attachment = real != nullptr ? revoked(comm) : nullptr;
+    return call(real, comm, flags);
+  });
+}
 
+// What has been launched is done before, and what is called after is wrong: that is left to NCCL to say.
 int ncclCommFinalize(ncclComm* comm) {
-  return call(realNccl().commFinalize, comm);
+  return guarded([&] {
+    if (insideNccl == 0) forget(comm).reset();
+    return call(realNccl().commFinalize, comm);
+  });
 }
 int ncclCommDestroy(ncclComm* comm) {
   return guarded([&] {
@@ -140,7 +190,7 @@ int ncclCommDestroy(ncclComm* comm) {
 }
 int ncclCommAbort(ncclComm* comm) {
   return guarded([&] {
-    if (const std::shared_ptr<Attachment> attachment = forget(comm)) attachment->abort();
+    const std::shared_ptr<Attachment> attachment = aborted(comm);
     return call(realNccl().commAbort, comm);
   });
 }
@@ -173,7 +223,8 @@ int ncclGroupEnd() {
     if (group.depth > 0) return call(realNccl().groupEnd);
     const std::vector<Launch> launches = std::exchange(group.launches, {});
     std::vector<ncclComm**> comms = std::exchange(group.born, {});
-    int launched = kSuccess;
+    const std::vector<std::shared_ptr<Attachment>> aborted = std::exchange(group.aborted, {});
+    int launched = std::exchange(group.error, kSuccess);
     for (const Launch& launch : launches)
       if (const int result = launch.run(); launched == kSuccess) launched = result;
     const int result = call(realNccl().groupEnd);
@@ -190,6 +241,8 @@ int ncclGroupSimulateEnd(void* info) {
   if (insideNccl == 0 && group.depth == 0) {
     group.launches.clear();
     group.born.clear();
+    group.aborted.clear();
+    group.error = kSuccess;
   }
   return call(realNccl().groupSimulateEnd, info);
 }

@@ -21,6 +21,7 @@ struct ConfigHead {
 
 constexpr int kSuccess = 0, kSystemError = 2, kInternalError = 3, kInvalidArgument = 4, kInvalidUsage = 5,
               kRemoteError = 6;
+constexpr int kShrinkAbort = 1;  // NCCL_SHRINK_ABORT
 
 }  // namespace ulysses::drop_in
 
@@ -34,6 +35,9 @@ ULYSSES_IN_PLACE_OF_NCCL int ncclCommInitRankScalable(ncclComm** comm, int nrank
                                                       ulysses::drop_in::UniqueId* ids, void* config);
 ULYSSES_IN_PLACE_OF_NCCL int ncclCommInitAll(ncclComm** comms, int ndev, const int* devlist);
 ULYSSES_IN_PLACE_OF_NCCL int ncclCommSplit(ncclComm* comm, int color, int key, ncclComm** newcomm, void* config);
+ULYSSES_IN_PLACE_OF_NCCL int ncclCommShrink(ncclComm* comm, int* excluded, int count, ncclComm** newcomm, void* config,
+                                            int flags);
+ULYSSES_IN_PLACE_OF_NCCL int ncclCommRevoke(ncclComm* comm, int flags);
 ULYSSES_IN_PLACE_OF_NCCL int ncclCommFinalize(ncclComm* comm);
 ULYSSES_IN_PLACE_OF_NCCL int ncclCommDestroy(ncclComm* comm);
 ULYSSES_IN_PLACE_OF_NCCL int ncclCommAbort(ncclComm* comm);

@@ -15,6 +15,8 @@ const RealNccl& realNccl() {
     lookUp(library, "ncclCommInitRankScalable", found.commInitRankScalable);
     lookUp(library, "ncclCommInitAll", found.commInitAll);
     lookUp(library, "ncclCommSplit", found.commSplit);
+    lookUp(library, "ncclCommShrink", found.commShrink);
+    lookUp(library, "ncclCommRevoke", found.commRevoke);
     lookUp(library, "ncclCommFinalize", found.commFinalize);
     lookUp(library, "ncclCommDestroy", found.commDestroy);
     lookUp(library, "ncclCommAbort", found.commAbort);

@@ -11,7 +11,9 @@ struct RealNccl {
   decltype(&::ncclCommInitRankConfig) commInitRankConfig = nullptr;      // 2.14
   decltype(&::ncclCommInitRankScalable) commInitRankScalable = nullptr;  // 2.23
   decltype(&::ncclCommInitAll) commInitAll = nullptr;
-  decltype(&::ncclCommSplit) commSplit = nullptr;  // 2.18
+  decltype(&::ncclCommSplit) commSplit = nullptr;    // 2.18
+  decltype(&::ncclCommShrink) commShrink = nullptr;  // 2.27
+  decltype(&::ncclCommRevoke) commRevoke = nullptr;  // 2.29
   decltype(&::ncclCommFinalize) commFinalize = nullptr;
   decltype(&::ncclCommDestroy) commDestroy = nullptr;
   decltype(&::ncclCommAbort) commAbort = nullptr;

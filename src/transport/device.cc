@@ -53,7 +53,7 @@ class DeviceTransport::Prepared {
   };
   Launch eager, recorded;
   Info info;  // of the eager launch
-  DeviceBuffer table;
+  std::shared_ptr<void> table;
   uint32_t blocks = 0;
   int operands = 0;
   std::vector<size_t> inExtent, outExtent;
@@ -165,7 +165,7 @@ class CudaTransport final : public DeviceTransport {
     return {};
   }
 
-  Status reserve(const plan::PolicyFacts& policy, size_t largestPayload, Deadline deadline) override {
+  Status reserve(const plan::PolicyFacts& policy, size_t largestPayload, size_t works, Deadline deadline) override {
     const DeviceGuard guard(s_.device);
     const plan::PolicyChoice choice = choosePolicy(policy);
     const LaunchRoom all{ctaLimit(), s_.registrar->capBytes(), 0, chunkedLimit(), 0, kSmallBytes, lineLimit()};
@@ -180,7 +180,9 @@ class CudaTransport final : public DeviceTransport {
       eager = std::max(eager, launches.eager.stagingBytes);
       recorded = std::max(recorded, launches.recorded.stagingBytes);
     }
-    ULYSSES_TRY(agreeStage(*s_.channel, guard.status(), deadline));
+    Status status = guard.status();
+    if (status.ok()) status = reserveTables(works);
+    ULYSSES_TRY(agreeStage(*s_.channel, status, deadline));
     ULYSSES_TRY(ensureStaging(*main_, eager, deadline));
     ULYSSES_ASSIGN(recorded_, makeChain(lineLimit(), deadline));
     ULYSSES_TRY(ensureStaging(*recorded_, recorded, deadline));
@@ -200,7 +202,7 @@ class CudaTransport final : public DeviceTransport {
     for (const Prepared::Launch* launch : {&prepared->eager, &prepared->recorded})
       if (prepared->info.refusal.empty() && launch->needsSlots() && launch->shape.tileBytes == 0)
         prepared->info.refusal = "the window cap leaves no room for staging";
-    ULYSSES_TRY(upload(*work.schedule, *prepared));
+    ULYSSES_TRY(upload(*work.schedule, *prepared, &tables_));
     ULYSSES_TRY(bind(work, *prepared));
     prepared->chain = recorded_;
     return prepared;
@@ -510,7 +512,21 @@ class CudaTransport final : public DeviceTransport {
     return contractHash({identity, shape.ctas, shape.tileBytes, shape.small, shape.lines});
   }
 
-  static Status upload(const Schedule& schedule, Prepared& prepared) {
+  // Room for work tables, and a stream to fill them by: programs fill the device's memory once they have begun.
+  struct Tables {
+    std::shared_ptr<void> memory;
+    OwnStream stream;
+    size_t each = 0, left = 0;
+  };
+  Status reserveTables(size_t works) {
+    const size_t bytes = sizeof(device::WorkTable) + 2 * static_cast<size_t>(s_.nranks) * sizeof(device::Block);
+    tables_.each = (bytes + device::kUnit - 1) / device::kUnit * device::kUnit;
+    tables_.left = works;
+    ULYSSES_ASSIGN(tables_.memory, deviceBuffer(works * tables_.each));
+    ULYSSES_ASSIGN(tables_.stream, ownStream());
+    return {};
+  }
+  static Status upload(const Schedule& schedule, Prepared& prepared, Tables* room = nullptr) {
     if (schedule.operands > static_cast<size_t>(device::kMaxOperands))
       return Status(ulyssesNotSupported, formatText("{} operands; on device memory a plan has at most {}",
                                                     schedule.operands, device::kMaxOperands));
@@ -521,6 +537,12 @@ class CudaTransport final : public DeviceTransport {
     prepared.inExtent = schedule.inExtent;
     prepared.outExtent = schedule.outExtent;
     prepared.blocks = device::blockCount(table);
+    if (room != nullptr && room->left != 0 && table.size() <= room->each) {
+      auto* at = static_cast<std::byte*>(room->memory.get()) + --room->left * room->each;
+      prepared.table = std::shared_ptr<void>(room->memory, at);
+      ULYSSES_CUDA(cudaMemcpyAsync(at, table.data(), table.size(), cudaMemcpyHostToDevice, room->stream.get()));
+      return cudaStatus(cudaStreamSynchronize(room->stream.get()), "copying a work table");
+    }
     ULYSSES_ASSIGN(prepared.table, deviceBuffer(table.size()));
     return uploadNow(prepared.table.get(), table.data(), table.size());
   }
@@ -577,6 +599,7 @@ class CudaTransport final : public DeviceTransport {
   std::shared_ptr<Chain> main_;
   std::shared_ptr<Chain> recorded_;  // of eager calls in graphs
   std::optional<LaunchRoom> reserved_;
+  Tables tables_;
 
   LaunchEvents events_;
   std::array<uint64_t, kTableRows> lastUse_{};  // by window: the last launch that has it among its buffers

@@ -64,8 +64,9 @@ class DeviceTransport {
   virtual Status prepare(std::span<const Work> works, Capture capture, std::vector<std::shared_ptr<Prepared>>* prepared,
                          Deadline deadline) = 0;
 
-  // Collective, once: what launches of at most `largestPayload` bytes per pair need, so that prepareAlone() asks nobody.
-  virtual Status reserve(const plan::PolicyFacts& policy, size_t largestPayload, Deadline deadline) = 0;
+  // Collective, once: what launches of at most `largestPayload` bytes per pair need, so that prepareAlone() asks nobody, and
+  // for the first `works` not for memory either, as long as they have a block for every pair.
+  virtual Status reserve(const plan::PolicyFacts& policy, size_t largestPayload, size_t works, Deadline deadline) = 0;
   // Local; after reserve(), whose payload it keeps to. Peers that prepare the same work have the same contract.
   virtual Result<std::shared_ptr<Prepared>> prepareAlone(const Work& work) = 0;
 

@@ -28,6 +28,8 @@ std::string whyNotNccl(std::span<const WindowFacts> ranks, int ranksPerDevice) {
     if (facts[r].offersWindows == 0) return formatText("the NCCL of rank {} lacks functions for windows", r);
     if (facts[r].cuMemOff != 0)
       return formatText("NCCL registers no memory with NCCL_CUMEM_ENABLE=0, as on rank {}", r);
+    if (facts[r].blocksAlways != 0)
+      return formatText("NCCL would wait for ever for a rank that fails, with NCCL_COMM_BLOCKING=1, as on rank {}", r);
   }
   return "";
 }

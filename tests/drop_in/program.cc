@@ -16,51 +16,11 @@
 
 #include <ulysses/ulysses_nccl_drop_in.h>
 
-struct ncclComm;
-struct UniqueId {
-  char internal[128];
-};
+#include "nccl.h"
 
 namespace {
 
-int rank = 0, nranks = 0, wrong = 0;
-
-void check(bool right, const std::string& what) {
-  if (right) return;
-  std::fprintf(stderr, "rank %d: %s\n", rank, what.c_str());
-  MPI_Abort(MPI_COMM_WORLD, 1);
-}
-#define CUDA(call) check((call) == cudaSuccess, #call)
-
-// NCCL's functions as the dynamic linker would have found them, had the program been linked with NCCL.
-template <class Function>
-Function* found(const char* name) {
-  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
-}
-struct Nccl {
-  int (*getVersion)(int*) = found<int(int*)>("ncclGetVersion");
-  int (*getUniqueId)(UniqueId*) = found<int(UniqueId*)>("ncclGetUniqueId");
-  int (*commInitRank)(ncclComm**, int, UniqueId, int) = found<int(ncclComm**, int, UniqueId, int)>("ncclCommInitRank");
-  int (*commInitAll)(ncclComm**, int, const int*) = found<int(ncclComm**, int, const int*)>("ncclCommInitAll");
-  int (*commSplit)(ncclComm*, int, int, ncclComm**,
-                   void*) = found<int(ncclComm*, int, int, ncclComm**, void*)>("ncclCommSplit");
-  int (*commDestroy)(ncclComm*) = found<int(ncclComm*)>("ncclCommDestroy");
-  int (*commCount)(const ncclComm*, int*) = found<int(const ncclComm*, int*)>("ncclCommCount");
-  int (*commUserRank)(const ncclComm*, int*) = found<int(const ncclComm*, int*)>("ncclCommUserRank");
-  int (*asyncError)(ncclComm*, int*) = found<int(ncclComm*, int*)>("ncclCommGetAsyncError");
-  int (*allGather)(const void*, void*, size_t, int, ncclComm*, cudaStream_t) =
-      found<int(const void*, void*, size_t, int, ncclComm*, cudaStream_t)>("ncclAllGather");
-  int (*alltoAll)(const void*, void*, size_t, int, ncclComm*,
-                  cudaStream_t) = found<int(const void*, void*, size_t, int, ncclComm*, cudaStream_t)>("ncclAlltoAll");
-  int (*send)(const void*, size_t, int, int, ncclComm*,
-              cudaStream_t) = found<int(const void*, size_t, int, int, ncclComm*, cudaStream_t)>("ncclSend");
-  int (*recv)(void*, size_t, int, int, ncclComm*,
-              cudaStream_t) = found<int(void*, size_t, int, int, ncclComm*, cudaStream_t)>("ncclRecv");
-  int (*groupStart)() = found<int()>("ncclGroupStart");
-  int (*groupEnd)() = found<int()>("ncclGroupEnd");
-};
-
-constexpr int kUint8 = 1, kFloat32 = 7, kBfloat16 = 9;
+int wrong = 0;
 
 unsigned char byteOf(int from, int to, size_t i, int salt) {
   return static_cast<unsigned char>(i * 131 + static_cast<size_t>(from) * 17 + static_cast<size_t>(to) * 59 +

@@ -89,6 +89,7 @@ struct ncclComm {
   std::atomic<int> state{kSuccess};
   uint64_t registrations = 0;
   int splits = 0;
+  bool finalized = false, revoked = false;
   std::map<size_t, size_t> space;  // offset and bytes of what is registered: the same on all ranks, or nothing fits
 };
 
@@ -243,6 +244,7 @@ size_t bytesOf(int type) {
 int add(ncclComm* comm, CUstream_st* stream, std::vector<Part> parts) {
   std::shared_ptr<ncclComm> c = find(comm);
   if (c == nullptr) return kInvalidArgument;
+  if (c->finalized || c->revoked) return kInvalidUsage;
   std::erase_if(parts, [](const Part& p) { return p.bytes == 0; });
   const auto same =
       std::find_if(group.begin(), group.end(), [&](const Operation& o) { return o.comm == c && o.stream == stream; });
@@ -292,7 +294,8 @@ int ncclCommInitRankConfig(ncclComm** comm, int nranks, UniqueId id, int rank, C
   c->device = currentDevice();
   c->shared = static_cast<Shared*>(memory);
   c->name = id.internal;
-  c->blocking = config == nullptr || config->blocking != 0;
+  const char* blocking = std::getenv("NCCL_COMM_BLOCKING");
+  c->blocking = blocking != nullptr ? std::atoi(blocking) != 0 : config == nullptr || config->blocking != 0;
   *comm = c.get();
   {
     const std::lock_guard lock(*handlesMutex());
@@ -304,9 +307,15 @@ int ncclCommInitRankConfig(ncclComm** comm, int nranks, UniqueId id, int rank, C
     if (comm->rank == 0) shm_unlink(comm->name.c_str());
     return met ? kSuccess : kInternalError;
   };
-  if (depth == 0) return go(c, meet);
-  inits.push_back(meet);
-  return kSuccess;
+  if (depth > 0) {
+    inits.push_back(meet);
+    return kSuccess;
+  }
+  const bool last = c->shared->joined + 1 == nranks;
+  const int result = go(c, meet);
+  if (result != kInProgress || !last) return result;
+  end(c);  // the last one finds it done, and the others not
+  return c->state;
 }
 int ncclCommInitRank(ncclComm** comm, int nranks, UniqueId id, int rank) {
   return ncclCommInitRankConfig(comm, nranks, id, rank, nullptr);
@@ -319,6 +328,12 @@ int ncclCommAbort(ncclComm* comm) {
   if (c->shared->joined < c->nranks) shm_unlink(c->name.c_str());
   const std::lock_guard lock(*handlesMutex());
   std::erase_if(handles(), [&](const auto& h) { return h.first == comm; });
+  return kSuccess;
+}
+int ncclCommFinalize(ncclComm* comm) {
+  const std::shared_ptr<ncclComm> c = find(comm);
+  if (c == nullptr) return kInvalidArgument;
+  c->finalized = true;
   return kSuccess;
 }
 int ncclCommDestroy(ncclComm* comm) {
@@ -490,6 +505,7 @@ int ncclRecv(void* data, size_t count, int type, int peer, ncclComm* comm, CUstr
   return add(comm, stream, {{false, peer, static_cast<unsigned char*>(data), count * bytesOf(type)}});
 }
 int ncclAllGather(const void* send, void* recv, size_t count, int type, ncclComm* comm, CUstream_st* stream) {
+  if (find(comm) == nullptr) return kInvalidArgument;
   count *= bytesOf(type);
   std::vector<Part> parts;
   for (int p = 0; p < comm->nranks; ++p) {
@@ -499,6 +515,7 @@ int ncclAllGather(const void* send, void* recv, size_t count, int type, ncclComm
   return add(comm, stream, std::move(parts));
 }
 int ncclAlltoAll(const void* send, void* recv, size_t count, int type, ncclComm* comm, CUstream_st* stream) {
+  if (find(comm) == nullptr) return kInvalidArgument;
   const size_t bytes = count * bytesOf(type);
   std::vector<Part> parts;
   for (int p = 0; p < comm->nranks; ++p) {
@@ -546,6 +563,29 @@ int ncclCommSplit(ncclComm* comm, int color, int key, ncclComm** child, Config* 
   UniqueId id{};
   std::snprintf(id.internal, sizeof id.internal, "%.80s-%d-%d", c->name.c_str(), number, color);
   return ncclCommInitRankConfig(child, static_cast<int>(wishes.size()), id, static_cast<int>(me - wishes.begin()), config);
+}
+
+// Those that are left agree on the name without a word: others may hang.
+int ncclCommShrink(ncclComm* comm, const int* excluded, int count, ncclComm** child, Config* config, int flags) {
+  *child = nullptr;
+  const std::shared_ptr<ncclComm> c = find(comm);
+  if (c == nullptr) return kInvalidArgument;
+  if (flags == 1) c->aborted = c->revoked = true;
+  int place = 0, size = 0;
+  for (int r = 0; r < c->nranks; ++r) {
+    if (std::find(excluded, excluded + count, r) != excluded + count) continue;
+    place = r == c->rank ? size : place;
+    ++size;
+  }
+  UniqueId id{};
+  std::snprintf(id.internal, sizeof id.internal, "%.80s-shrunk-%d", c->name.c_str(), ++c->splits);
+  return ncclCommInitRankConfig(child, size, id, place, config);
+}
+int ncclCommRevoke(ncclComm* comm, int) {
+  const std::shared_ptr<ncclComm> c = find(comm);
+  if (c == nullptr) return kInvalidArgument;
+  c->aborted = c->revoked = true;
+  return kSuccess;
 }
 
 }  // extern "C"

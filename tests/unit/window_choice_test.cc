@@ -16,7 +16,8 @@ std::vector<WindowFacts> everything() {
     for (const int version : {0, 22809, 22902, 23007})
       for (const int shares : {0, 1})
         for (const int offers : {0, 1})
-          for (const int cuMemOff : {0, 1}) all.push_back({from, {version, shares, offers, cuMemOff}});
+          for (const int cuMemOff : {0, 1})
+            for (const int blocks : {0, 1}) all.push_back({from, {version, shares, offers, cuMemOff, blocks}});
   return all;
 }
 
@@ -25,7 +26,7 @@ bool expected(const std::vector<WindowFacts>& ranks, int ranksPerDevice) {
   const bool shared = ranksPerDevice > 1, asked = !all([](auto&f) { return f.from != WindowsFrom::Nccl; });
   return all([&](const WindowFacts& f) {
     return f.from != WindowsFrom::Ipc && f.nccl.version >= 22902 && f.nccl.version == ranks[0].nccl.version &&
-           f.nccl.offersWindows && !f.nccl.cuMemOff &&
+           f.nccl.offersWindows && !f.nccl.cuMemOff && !f.nccl.blocksAlways &&
            (!shared || (asked && f.nccl.version >= 23000 && f.nccl.sharesGpusWhereAsked));
   });
 }
@@ -74,8 +75,8 @@ TEST_CASE("windows by nccl: its LSA team must be all ranks, in their order") {
 TEST_CASE("windows by ipc or nccl: the reason names the rank and what is missing") {
   const WindowFacts v230{WindowsFrom::Auto, {23007, 0, 1, 0}}, old{WindowsFrom::Auto, {22809, 0, 0, 0}}, none{},
       lacking{WindowsFrom::Auto, {23007, 0, 0, 0}}, off{WindowsFrom::Auto, {23007, 0, 1, 1}},
-      ipc{WindowsFrom::Ipc, {23007, 0, 1, 0}}, nccl{WindowsFrom::Nccl, {23007, 0, 1, 0}},
-      shares{WindowsFrom::Nccl, {23007, 1, 1, 0}};
+      waits{WindowsFrom::Auto, {23007, 0, 1, 0, 1}}, ipc{WindowsFrom::Ipc, {23007, 0, 1, 0}},
+      nccl{WindowsFrom::Nccl, {23007, 0, 1, 0}}, shares{WindowsFrom::Nccl, {23007, 1, 1, 0}};
   CHECK(why({v230, v230, v230}) == "");
   CHECK(why({v230}) == "one rank");
   CHECK(has(why({v230, nccl, ipc}), "rank 2 asks for ipc (ULYSSES_WINDOWS)"));
@@ -84,6 +85,7 @@ TEST_CASE("windows by ipc or nccl: the reason names the rank and what is missing
   CHECK(has(why({old, old}), "from 2.29.0 on, and this is 2.28.9"));
   CHECK(has(why({v230, lacking}), "rank 1 lacks functions"));
   CHECK(has(why({v230, v230, off}), "NCCL_CUMEM_ENABLE=0, as on rank 2"));
+  CHECK(has(why({v230, waits}), "NCCL_COMM_BLOCKING=1, as on rank 1"));
   CHECK(why({v230, v230}, 2) == "ranks share a GPU");
   CHECK(has(why({v230, nccl}, 2), "NCCL_MULTI_RANK_GPU_ENABLE=1"));
   CHECK(why({shares, shares}, 2) == "");
