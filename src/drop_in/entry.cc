@@ -10,6 +10,7 @@
 
 #include "base/parameters.h"
 #include "drop_in/attachment.h"
+#include "drop_in/eligible.h"
 #include "drop_in/nccl_abi.h"
 #include "drop_in/real_nccl.h"
 
@@ -102,6 +103,23 @@ int move(Operation operation, const void* send, void* recv, size_t count, int ty
   if (group.depth == 0) return launch.run();
   group.launches.push_back(std::move(launch));
   return kSuccess;
+}
+
+// NCCL's before it had one. A program that looks the function up finds it here with any NCCL, and may rely on it.
+int sendsAndReceives(const void* send, void* recv, size_t count, int type, ncclComm* comm, CUstream_st* stream) {
+  const RealNccl& real = realNccl();
+  int nranks = 0;
+  if (const int result = call(real.commCount, comm, &nranks); result != kSuccess) return result;
+  if (const int result = call(real.groupStart); result != kSuccess) return result;
+  const size_t bytes = count * elementBytes(type);
+  int result = kSuccess;
+  for (int p = 0; p < nranks && result == kSuccess; ++p) {
+    const size_t at = static_cast<size_t>(p) * bytes;
+    result = call(real.send, static_cast<const char*>(send) + at, count, type, p, comm, stream);
+    if (result == kSuccess) result = call(real.recv, static_cast<char*>(recv) + at, count, type, p, comm, stream);
+  }
+  const int ended = call(real.groupEnd);
+  return result != kSuccess ? result : ended;
 }
 
 // Ends what is under way. Launches may be behind what NCCL's own end of it frees: the attachment, which waits for them,
@@ -208,7 +226,10 @@ int ncclAllGather(const void* send, void* recv, size_t count, int type, ncclComm
       [&] { return move(Operation::AllGather, send, recv, count, type, comm, stream, realNccl().allGather); });
 }
 int ncclAlltoAll(const void* send, void* recv, size_t count, int type, ncclComm* comm, CUstream_st* stream) {
-  return guarded([&] { return move(Operation::AllToAll, send, recv, count, type, comm, stream, realNccl().alltoAll); });
+  return guarded([&] {
+    const auto real = realNccl().alltoAll;
+    return move(Operation::AllToAll, send, recv, count, type, comm, stream, real != nullptr ? real : sendsAndReceives);
+  });
 }
 
 int ncclGroupStart() {

@@ -23,6 +23,8 @@ const RealNccl& realNccl() {
     lookUp(library, "ncclCommGetAsyncError", found.commGetAsyncError);
     lookUp(library, "ncclAllGather", found.allGather);
     lookUp(library, "ncclAlltoAll", found.alltoAll);
+    lookUp(library, "ncclSend", found.send);
+    lookUp(library, "ncclRecv", found.recv);
     lookUp(library, "ncclGroupStart", found.groupStart);
     lookUp(library, "ncclGroupEnd", found.groupEnd);
     lookUp(library, "ncclGroupSimulateEnd", found.groupSimulateEnd);

@@ -20,6 +20,8 @@ struct RealNccl {
   decltype(&::ncclCommGetAsyncError) commGetAsyncError = nullptr;
   decltype(&::ncclAllGather) allGather = nullptr;
   decltype(&::ncclAlltoAll) alltoAll = nullptr;  // 2.28
+  int (*send)(const void* data, size_t count, int type, int peer, ncclComm* comm, CUstream_st* stream) = nullptr;
+  int (*recv)(void* data, size_t count, int type, int peer, ncclComm* comm, CUstream_st* stream) = nullptr;
   decltype(&::ncclGroupStart) groupStart = nullptr;
   decltype(&::ncclGroupEnd) groupEnd = nullptr;
   decltype(&::ncclGroupSimulateEnd) groupSimulateEnd = nullptr;  // 2.22

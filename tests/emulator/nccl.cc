@@ -514,6 +514,7 @@ int ncclAllGather(const void* send, void* recv, size_t count, int type, ncclComm
   }
   return add(comm, stream, std::move(parts));
 }
+#ifndef ULYSSES_EMULATED_NCCL_HAS_NO_ALLTOALL  // as none had before 2.28
 int ncclAlltoAll(const void* send, void* recv, size_t count, int type, ncclComm* comm, CUstream_st* stream) {
   if (find(comm) == nullptr) return kInvalidArgument;
   const size_t bytes = count * bytesOf(type);
@@ -525,6 +526,7 @@ int ncclAlltoAll(const void* send, void* recv, size_t count, int type, ncclComm*
   }
   return add(comm, stream, std::move(parts));
 }
+#endif
 
 int ncclCommInitAll(ncclComm** comms, int n, const int* devices) {
   UniqueId id{};
@@ -562,7 +564,8 @@ int ncclCommSplit(ncclComm* comm, int color, int key, ncclComm** child, Config* 
   const auto me = std::find_if(wishes.begin(), wishes.end(), [&](const Wish& w) { return w.rank == c->rank; });
   UniqueId id{};
   std::snprintf(id.internal, sizeof id.internal, "%.80s-%d-%d", c->name.c_str(), number, color);
-  return ncclCommInitRankConfig(child, static_cast<int>(wishes.size()), id, static_cast<int>(me - wishes.begin()), config);
+  return ncclCommInitRankConfig(child, static_cast<int>(wishes.size()), id, static_cast<int>(me - wishes.begin()),
+                                config);
 }
 
 // Those that are left agree on the name without a word: others may hang.
