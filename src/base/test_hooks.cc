@@ -1,11 +1,14 @@
 #include "base/test_hooks.h"
 
+#include <csignal>
+
 #if ULYSSES_TESTING
 namespace ulysses::hooks {
 namespace {
 
 struct Planted {
   Stage stage = Stage::None;
+  bool death = false;
   Status failure;
   bool fusedOff = false;
   size_t stagingBytes = 0;
@@ -20,11 +23,18 @@ bool sharedGpuEngines = false;
 
 void plantFailure(Stage stage, Status failure) {
   planted.stage = stage;
+  planted.death = false;
   planted.failure = std::move(failure);
+}
+
+void plantDeath(Stage stage) {
+  planted.stage = stage;
+  planted.death = true;
 }
 
 Status injectedFailure(Stage stage) {
   if (stage == Stage::None || planted.stage != stage) return {};
+  if (planted.death) raise(SIGKILL);
   planted.stage = Stage::None;
   return planted.failure;
 }

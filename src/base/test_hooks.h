@@ -12,7 +12,8 @@ enum class Stage {
   None, ControlMemory, Configuration, Allocate, Open, Commit,
   Kernels, Flags, Tables, Staging,  // of device memory
   NcclId, NcclComm, NcclRegister, NcclAddress,  // of windows by NCCL
-  Prefetch
+  Prefetch,
+  Reserved  // CTAs, on this rank alone as yet
 };
 
 #ifndef ULYSSES_TESTING
@@ -20,6 +21,7 @@ enum class Stage {
 #elif ULYSSES_TESTING
 // Of the calling thread, so that ranks that are threads fail one at a time. One planted failure fires once.
 void plantFailure(Stage stage, Status failure);
+void plantDeath(Stage stage);  // of the process, there
 Status injectedFailure(Stage stage);
 void setFusedOff(bool off);
 bool fusedOff();

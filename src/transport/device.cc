@@ -438,19 +438,21 @@ class CudaTransport final : public DeviceTransport {
       room->windowBytes = least.windowBytes;
       share = shareCtas(wanted, heldEager_, heldRecorded_, least.ctas);
       const uint32_t more = share.moreEager + share.moreRecorded;
-      const bool mine = more == 0 || ledger_->reserve(more, residentCtas_);
       if (more == 0) break;
-      if (const Status told = tell(0, mine, &least); !told.ok()) {
-        if (mine) ledger_->giveBack(more);
-        return told;
+      const bool mine = ledger_->reserve(more, residentCtas_);
+      if (mine) noteCtas(more);
+      (void)hooks::injectedFailure(hooks::Stage::Reserved);
+      const Status told = tell(0, mine, &least);
+      all = told.ok() && least.reserved != 0;
+      if (mine && !all) {
+        noteCtas(0);
+        ledger_->giveBack(more);
       }
-      all = least.reserved != 0;
-      if (mine && !all) ledger_->giveBack(more);
+      ULYSSES_TRY(told);
       if (!all) share.moreEager = share.moreRecorded = 0;
     }
     heldEager_ += share.moreEager;
     heldRecorded_ += share.moreRecorded;
-    s_.agreement->page()->rank(s_.rank).ctas.store(heldEager_ + heldRecorded_);
     room->ctas = share.ctas;
     if (share.ctas > heldEager_ && !std::exchange(crowded_, true))
       ULYSSES_LOG(
@@ -467,6 +469,8 @@ class CudaTransport final : public DeviceTransport {
     return {};
   }
 
+  // Where the others find what this rank has in the ledgers, should it die: never more than is there.
+  void noteCtas(uint32_t more) { s_.agreement->page()->rank(s_.rank).ctas.store(heldEager_ + heldRecorded_ + more); }
   // Also what ranks that have died can't give back themselves: whoever comes first does it.
   void giveBackCtas() {
     if (!ledger_) return;

@@ -598,7 +598,7 @@ TEST_CASE("two communicators on two streams, launched in opposite order by the r
           }) == "");
 }
 
-TEST_CASE("CTAs of communicators that are gone, or whose processes died, are there again", "[gpu][cases]") {
+TEST_CASE("CTAs of communicators that are gone are there again", "[gpu][cases]") {
   NEEDS_GPU;
   const Shape large{1, 4096, 8, 64, 2};
   CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t, Meeting& meeting) -> std::string {
@@ -617,6 +617,44 @@ TEST_CASE("CTAs of communicators that are gone, or whose processes died, are the
           }
           return "";
         }) == "");
+}
+
+TEST_CASE("CTAs of a rank that died with them, or before all had theirs, are there again", "[gpu][death]") {
+  NEEDS_GPU;
+  const Shape large{1, 4096, 8, 64, 2};
+  for (const bool early : {false, true})
+    CHECK(onDevice(As::Processes, 3, [&](int rank, ulyssesComm_t comm, cudaStream_t, Meeting& meeting) -> std::string {
+            ulyssesComm_t doomed = nullptr, left = nullptr;
+            EXPECT_OK(ulyssesCommSplit(comm, rank < 2 ? 0 : ULYSSES_SPLIT_NOCOLOR, rank, &doomed, nullptr));
+            EXPECT_OK(ulyssesCommSplit(comm, rank != 1 ? 0 : ULYSSES_SPLIT_NOCOLOR, rank, &left, nullptr));
+            const auto most = [&] {
+              ulyssesComm_t copy = nullptr;
+              int ctas = -1;
+              if (ulyssesCommSplit(left, 0, rank, &copy, nullptr) != ulyssesSuccess) return ctas;
+              {
+                PlanPair plans;
+                if (plans.make(descOf(large), copy) == ulyssesSuccess) ctas = infoOf(plans.plan).ctas;
+              }
+              return ulyssesCommDestroy(copy) == ulyssesSuccess ? ctas : -1;
+            };
+            const int before = rank != 1 ? most() : 0;
+            EXPECT_RANK(before >= 0);
+            meeting.wait();
+            if (rank == 1 && early) hooks::plantDeath(hooks::Stage::Reserved);
+            if (rank < 2) {
+              const ulyssesA2ADesc_t d = descOf(large);
+              ulyssesPlan_t plan = nullptr;
+              const ulyssesResult_t made = ulyssesPlanCreate(&plan, 1, &d, doomed);
+              if (rank == 1) raise(SIGKILL);
+              EXPECT_RANK(made == (early ? ulyssesRemoteError : ulyssesSuccess));
+              for (ulyssesResult_t async = made; async != ulyssesRemoteError;)
+                EXPECT_OK(ulyssesCommGetAsyncError(doomed, &async));
+              EXPECT_OK(ulyssesPlanDestroy(plan));
+              EXPECT_OK(ulyssesCommDestroy(doomed));
+            }
+            EXPECT_RANK(most() == before);
+            return "";
+          }) == "rank 1: killed by signal 9\n");
 }
 
 TEST_CASE("small sizes by processes: what a memory checker can follow", "[gpu][memcheck]") {
