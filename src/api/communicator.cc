@@ -12,6 +12,7 @@
 #include "base/datatype.h"
 #include "base/log.h"
 #include "base/test_hooks.h"
+#include "bootstrap/control_page.h"
 #include "plan/policy_facts.h"
 #include "transport/host_copy.h"
 
@@ -96,6 +97,7 @@ Status Communicator::agree(const Call& call, Contract& mine, Judgement* judgemen
     mine.freedCount = static_cast<uint32_t>(freed.size());
     std::copy(freed.begin(), freed.end(), mine.freed);
   }
+  static_assert(sizeof(Contract) <= ControlPage::kRecordBytes);
   const Status round = agreement_->round(std::as_bytes(std::span(&mine, 1)).first(mine.recordBytes()), deadline);
   hits_ = hitsHash_ = 0;
   ULYSSES_TRY(round);

@@ -2,6 +2,7 @@
 #include "base/format.h"
 
 #include "bootstrap/agreement.h"
+#include "bootstrap/control_page.h"
 
 namespace ulysses {
 namespace {
@@ -13,6 +14,8 @@ class WireAgreement final : public Agreement {
   Status round(std::span<const std::byte> record, Deadline deadline) override {
     if (!sticky_.ok()) return sticky_;
     sticky_ = channel_.allgather(Bytes(record.begin(), record.end()), records_, deadline);
+    // What came is as long as the peer says. Whoever reads a record finds zeros behind it, as on the page.
+    for (Bytes& theirs : records_) theirs.resize(ControlPage::kRecordBytes);
     return sticky_;
   }
   const std::byte* record(int rank) const override { return records_[static_cast<size_t>(rank)].data(); }
@@ -24,7 +27,7 @@ class WireAgreement final : public Agreement {
     if (!sticky_.ok()) return sticky_;
     for (int r = 0; r < channel_.nranks(); ++r)
       if (r != channel_.rank() && channel_.dead(r))
-        return Status(ulyssesRemoteError, formatText("the process of rank {} has died", r));
+        return Status(ulyssesRemoteError, formatText("rank {} has died or left: its connection is closed", r));
     return {};
   }
 

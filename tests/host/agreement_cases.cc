@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <set>
@@ -342,13 +343,16 @@ TEST_CASE("a rank that comes after the others have timed out and aborted hears t
 
 namespace {
 
-// A peer that is no more.
+// To a peer that is no more, or says too little.
 struct DeadChannel final : ControlChannel {
   int rank() const override { return 0; }
   int nranks() const override { return 2; }
   int nHosts() const override { return 1; }
   bool passesFds() const override { return true; }
-  Status allgather(const Bytes&, std::vector<Bytes>&, Deadline) override { return {}; }
+  Status allgather(const Bytes& mine, std::vector<Bytes>& all, Deadline) override {
+    all = {mine, Bytes(1, std::byte{1})};
+    return {};
+  }
   Status allgatherFds(std::span<const int>, std::vector<std::vector<UniqueFd>>&, Deadline) override { return {}; }
   int lifeline(int) const override { return -1; }
   bool dead(int r) const override { return r == 1 && died; }
@@ -374,6 +378,20 @@ TEST_CASE("a rank that dies as it has posted last, before it could complete the 
   CHECK(status.ok());
   CHECK(agreement->round({}, Deadline::afterMs(10000)).code() == ulyssesRemoteError);
   peer.join();
+}
+
+TEST_CASE("over the wire, behind a short record are zeros, and a closed connection is a rank that died or left", "[host]") {
+  DeadChannel channel;
+  const std::unique_ptr<Agreement> agreement = makeWireAgreement(channel);
+  const std::vector<std::byte> mine(ControlPage::kRecordBytes, std::byte{7});
+  REQUIRE(agreement->round(mine, Deadline::afterMs(1000)).ok());
+  CHECK(std::equal(mine.begin(), mine.end(), agreement->record(0)));
+  CHECK(agreement->record(1)[0] == std::byte{1});
+  CHECK(std::all_of(agreement->record(1) + 1, agreement->record(1) + mine.size(), [](std::byte b) { return b == std::byte{0}; }));
+  CHECK(agreement->asyncError().ok());
+  channel.died = true;
+  CHECK(agreement->asyncError().code() == ulyssesRemoteError);
+  CHECK(agreement->asyncError().message() == "rank 1 has died or left: its connection is closed");
 }
 
 TEST_CASE("a split without a place for the result on one rank is refused on all", "[host]") {
