@@ -173,7 +173,7 @@ Status Communicator::ensureStaging(const Transfer& transfer, std::string* reason
   if (status.code() == ulyssesTimeout || status.code() == ulyssesRemoteError) return status;
   if (!status.ok()) {
     const std::string text = formatText("staging memory: {}", status.message());
-    if (!fallback_) return Status(status.code(), text);
+    if (!fallback_ || !refuseFallback(text).ok()) return Status(status.code(), text);
     *reason = text;
     return {};
   }

@@ -130,12 +130,21 @@ std::string switched() {
   });
 }
 
-// Case 3b: staging memory fails on rank 2: that call goes through the fallback on all, the next one is staged.
-std::string staging() {
-  return withComm([](ulyssesComm_t comm) -> std::string {
+// Case 3b: staging memory fails on rank 2: that call goes through the fallback on all, or fails on all where a rank
+// wants none; the next one is staged.
+std::string staging(bool fusedOnly) {
+  setenv("ULYSSES_A2A", fusedOnly && rank == 0 ? "fused" : "auto", 1);
+  return withComm([&](ulyssesComm_t comm) -> std::string {
     if (rank == 2) hooks::plantFailure(hooks::Stage::Allocate, Status(ulyssesOutOfMemory, "planted"));
     const Shape t{2, 900, 7, 33, 4};
     Fenced in(sequenceSide(t, nranks, rank)), out(headSide(t, nranks, rank).size());
+    if (fusedOnly) {
+      EXPECT_RANK(ulyssesA2A(in.data(), out.data(), t.B, t.S, t.H, t.D, ulyssesFloat32, ulyssesScatterHeads, comm,
+                             nullptr) == ulyssesOutOfMemory);
+      EXPECT_RANK(std::string(ulyssesGetLastError()).find("rank 2: planted") != std::string::npos);
+      EXPECT_RANK(out.intact());
+      return exactExchange(comm, t);
+    }
     EXPECT_OK(ulyssesA2A(in.data(), out.data(), t.B, t.S, t.H, t.D, ulyssesFloat32, ulyssesScatterHeads, comm, nullptr));
     EXPECT_RANK(out.content() == headSide(t, nranks, rank) && out.intact());
     EXPECT_RANK(std::string(infoOf(comm).lastPath) == "mpi");
@@ -214,7 +223,9 @@ std::string lifecycle() {
 int main(int argc, char** argv) {
   using namespace ulysses::testing;
   const std::map<std::string, std::string (*)()> tests = {
-      {"fallback", fallback}, {"hosts", hosts}, {"switched", switched}, {"staging", staging}, {"parameters", parameters}, {"lifecycle", lifecycle}};
+      {"fallback", fallback},     {"hosts", hosts},
+      {"switched", switched},     {"staging", [] { return staging(false) + staging(true); }},
+      {"parameters", parameters}, {"lifecycle", lifecycle}};
   ulyssesComm_t comm = nullptr;
   const bool early = ulyssesCommInitMPI(&comm, MPI_COMM_WORLD, nullptr) == ulyssesInvalidUsage;
   MPI_Init(&argc, &argv);
