@@ -258,14 +258,8 @@ void wrongCalls(const Nccl& nccl) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  MPI_Init(&argc, &argv);
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &nranks);
-  check(dlopen("libnccl.so.2", RTLD_NOW | RTLD_GLOBAL) != nullptr, "there is no libnccl.so.2");
+  begin(argc, argv);
   const Nccl nccl;
-  int devices = 0;
-  CUDA(cudaGetDeviceCount(&devices));
-  CUDA(cudaSetDevice(rank % devices));
   const std::map<std::string, std::function<void(const Nccl&)>> cases = {
       {"finalized", finalized}, {"aborted", aborted}, {"left", left},        {"gathers", gathers},
       {"limits", limits},       {"twins", twins},     {"full", full},        {"together", abortedTogether},

@@ -58,3 +58,15 @@ struct Nccl {
 };
 
 constexpr int kUint8 = 1, kFloat32 = 7, kBfloat16 = 9;
+
+// MPI, NCCL's library and this rank's GPU. The number of GPUs.
+inline int begin(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &nranks);
+  check(dlopen("libnccl.so.2", RTLD_NOW | RTLD_GLOBAL) != nullptr, "there is no libnccl.so.2");
+  int devices = 0;
+  CUDA(cudaGetDeviceCount(&devices));
+  CUDA(cudaSetDevice(rank % devices));
+  return devices;
+}

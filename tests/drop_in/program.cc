@@ -181,14 +181,8 @@ void compareTaken(const ulyssesNcclCounters_t& counters, char** expected) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  MPI_Init(&argc, &argv);
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &nranks);
-  check(dlopen("libnccl.so.2", RTLD_NOW | RTLD_GLOBAL) != nullptr, "there is no libnccl.so.2");
+  const int devices = begin(argc, argv);
   const Nccl nccl;
-  int devices = 0;
-  CUDA(cudaGetDeviceCount(&devices));
-  CUDA(cudaSetDevice(rank % devices));
   cudaStream_t stream = nullptr;
   CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
 
