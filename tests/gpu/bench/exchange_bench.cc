@@ -9,6 +9,7 @@
 
 #include "gpu/bench/kernels.h"
 #include "gpu/support/rank.h"
+#include "perf/device/permute.h"
 
 namespace {
 
@@ -161,12 +162,15 @@ class Driver {
     // Without the handshakes that real ranks would need between the steps: the baseline is flattered.
     const double ms = median([&](Bench& b) {
       const auto [tokens, peers, units] = sizes(b);
+      const auto permute = [&, t = tokens, p = peers, u = units](void* to, const void* from, bool back) {
+        check(static_cast<cudaError_t>(perf::launchPermute(to, from, t, p, u, back, b.rank.stream())), "permutation");
+      };
       if (b.shape.direction == ulyssesScatterHeads) {
-        permute(b.in.get(), b.packed.get(), tokens, peers, units, true, b.rank.stream());
+        permute(b.packed.get(), b.in.get(), false);
         copies(b, true);
       } else {
         copies(b, false);
-        permute(b.packed.get(), b.out.get(), tokens, peers, units, false, b.rank.stream());
+        permute(b.out.get(), b.packed.get(), true);
       }
     });
     return ms;

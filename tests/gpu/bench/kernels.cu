@@ -8,20 +8,6 @@ namespace ulysses::testing {
 
 namespace {
 
-// [tokens][peer][units] <-> [peer][tokens][units]
-__global__ void permuteKernel(const ulonglong2* in, ulonglong2* out, uint32_t tokens, uint32_t peers, uint32_t units,
-                              bool pack) {
-  const uint64_t n = uint64_t{tokens} * peers * units;
-  for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < n; i += uint64_t{gridDim.x} * blockDim.x) {
-    const uint64_t line = i / units, unit = i % units, token = line / peers, peer = line % peers;
-    const uint64_t packed = (peer * tokens + token) * units + unit;
-    if (pack)
-      out[packed] = in[i];
-    else
-      out[i] = in[packed];
-  }
-}
-
 // A CTA has a tile of 64 x 64, a thread 4 x 4 of it.
 constexpr int kTile = 64, kDepth = 16, kEach = 4, kSide = kTile / kEach;
 __global__ void __launch_bounds__(kSide* kSide)
@@ -56,15 +42,8 @@ __global__ void delayKernel(uint64_t nanoseconds) {
   } while (now - start < nanoseconds);
 }
 
-constexpr int kBlocks = 132 * 8, kThreadsPerBlock = 256;
-
 }  // namespace
 
-void permute(const void* in, void* out, uint32_t tokens, uint32_t peers, uint32_t units, bool pack,
-             cudaStream_t stream) {
-  permuteKernel<<<kBlocks, kThreadsPerBlock, 0, stream>>>(static_cast<const ulonglong2*>(in),
-                                                          static_cast<ulonglong2*>(out), tokens, peers, units, pack);
-}
 void multiply(const float* a, const float* b, float* c, uint32_t n, cudaStream_t stream) {
   multiplyKernel<<<dim3(n / kTile, n / kTile), kSide * kSide, 0, stream>>>(a, b, c, n);
 }

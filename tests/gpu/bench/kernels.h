@@ -1,4 +1,4 @@
-// Kernels of the benchmark alone: the baseline's permutation, variants of the exchange.
+// Kernels of the benchmarks alone: compute, delays, variants of the exchange.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,9 +10,6 @@
 
 namespace ulysses::testing {
 
-// [tokens][peers][units] to [peers][tokens][units], or back.
-void permute(const void* in, void* out, uint32_t tokens, uint32_t peers, uint32_t units, bool pack,
-             cudaStream_t stream);
 // C = A * B of n x n floats, n a multiple of 64: a plain tiled kernel without tensor cores. It stands for compute that fills
 // the GPU, not for a fast GEMM.
 void multiply(const float* a, const float* b, float* c, uint32_t n, cudaStream_t stream);

@@ -9,6 +9,7 @@
 
 #include "gpu/bench/kernels.h"
 #include "gpu/support/device_ranks.h"
+#include "perf/device/permute.h"
 
 namespace {
 
@@ -157,15 +158,15 @@ std::string large(int P, size_t seq, ulyssesDirection_t direction, int maxCtas) 
         }
         return good;
       };
-      const auto tokens = static_cast<uint32_t>(seq / p), peers = static_cast<uint32_t>(P), share = static_cast<uint32_t>(units / p);
       const double plain = driver.median([&](size_t r) {
         return cudaMemcpyAsync(sides[r].out->data(), sides[r].in->data(), bytes, cudaMemcpyDeviceToDevice, sides[r].stream) == cudaSuccess;
       });
+      const auto permute = [&](size_t r, DeviceTensor& to, const DeviceTensor& from) {
+        return perf::launchPermute(to.data(), from.data(), seq / p, P, units / p, !scatter, sides[r].stream) == 0;
+      };
       const double baseline = driver.median([&](size_t r) {
-        if (scatter) permute(sides[r].in->data(), sides[r].packed->data(), tokens, peers, share, true, sides[r].stream);
-        const bool good = copies(r, scatter);
-        if (!scatter) permute(sides[r].packed->data(), sides[r].out->data(), tokens, peers, share, false, sides[r].stream);
-        return good;
+        return scatter ? permute(r, *sides[r].packed, *sides[r].in) && copies(r, scatter)
+                       : copies(r, scatter) && permute(r, *sides[r].out, *sides[r].packed);
       });
       const std::string how = std::string(scatter ? "scatter" : "gather") + ", " + std::to_string(info.ctas) + " CTAs";
       record("plain copy", P, bytes, how, plain, "ms");
