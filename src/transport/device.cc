@@ -29,6 +29,7 @@
 #include "transport/chain.h"
 #include "transport/cta_account.h"
 #include "transport/launch_events.h"
+#include "transport/table_room.h"
 #include "transport/watcher.h"
 
 namespace ulysses {
@@ -181,7 +182,7 @@ class CudaTransport final : public DeviceTransport {
       recorded = std::max(recorded, launches.recorded.stagingBytes);
     }
     Status status = guard.status();
-    if (status.ok()) status = reserveTables(works);
+    if (status.ok()) status = tables_.reserve(works, s_.nranks);
     ULYSSES_TRY(agreeStage(*s_.channel, status, deadline));
     ULYSSES_TRY(ensureStaging(*main_, eager, deadline));
     ULYSSES_ASSIGN(recorded_, makeChain(lineLimit(), deadline));
@@ -516,21 +517,7 @@ class CudaTransport final : public DeviceTransport {
     return contractHash({identity, shape.ctas, shape.tileBytes, shape.small, shape.lines});
   }
 
-  // Room for work tables, and a stream to fill them by: programs fill the device's memory once they have begun.
-  struct Tables {
-    std::shared_ptr<void> memory;
-    OwnStream stream;
-    size_t each = 0, left = 0;
-  };
-  Status reserveTables(size_t works) {
-    const size_t bytes = sizeof(device::WorkTable) + 2 * static_cast<size_t>(s_.nranks) * sizeof(device::Block);
-    tables_.each = (bytes + device::kUnit - 1) / device::kUnit * device::kUnit;
-    tables_.left = works;
-    ULYSSES_ASSIGN(tables_.memory, deviceBuffer(works * tables_.each));
-    ULYSSES_ASSIGN(tables_.stream, ownStream());
-    return {};
-  }
-  static Status upload(const Schedule& schedule, Prepared& prepared, Tables* room = nullptr) {
+  static Status upload(const Schedule& schedule, Prepared& prepared, TableRoom* room = nullptr) {
     if (schedule.operands > static_cast<size_t>(device::kMaxOperands))
       return Status(ulyssesNotSupported, formatText("{} operands; on device memory a plan has at most {}",
                                                     schedule.operands, device::kMaxOperands));
@@ -541,12 +528,7 @@ class CudaTransport final : public DeviceTransport {
     prepared.inExtent = schedule.inExtent;
     prepared.outExtent = schedule.outExtent;
     prepared.blocks = device::blockCount(table);
-    if (room != nullptr && room->left != 0 && table.size() <= room->each) {
-      auto* at = static_cast<std::byte*>(room->memory.get()) + --room->left * room->each;
-      prepared.table = std::shared_ptr<void>(room->memory, at);
-      ULYSSES_CUDA(cudaMemcpyAsync(at, table.data(), table.size(), cudaMemcpyHostToDevice, room->stream.get()));
-      return cudaStatus(cudaStreamSynchronize(room->stream.get()), "copying a work table");
-    }
+    if (room != nullptr && room->fits(table)) return room->upload(table, &prepared.table);
     ULYSSES_ASSIGN(prepared.table, deviceBuffer(table.size()));
     return uploadNow(prepared.table.get(), table.data(), table.size());
   }
@@ -603,7 +585,7 @@ class CudaTransport final : public DeviceTransport {
   std::shared_ptr<Chain> main_;
   std::shared_ptr<Chain> recorded_;  // of eager calls in graphs
   std::optional<LaunchRoom> reserved_;
-  Tables tables_;
+  TableRoom tables_;
 
   LaunchEvents events_;
   std::array<uint64_t, kTableRows> lastUse_{};  // by window: the last launch that has it among its buffers
