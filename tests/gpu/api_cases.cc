@@ -1,21 +1,15 @@
-// Cases of the project's list on device memory, through the C API: failures, splits, strides, caps, capture, lifetime.
+// Cases of the project's list on device memory, through the C API: failures, splits, strides, caps, lifetime.
 #include <unistd.h>
-
-#include <csignal>
 
 #include "base/test_hooks.h"
 #include "gpu/support/device_ranks.h"
 #include "gpu/support/pattern.h"
+#include "gpu/support/shapes.h"
 #include "support/catch.h"
 #include "topology/nccl_library.h"
 
 namespace ulysses::testing {
 namespace {
-
-constexpr Shape kSmall{2, 4, 4, 3, 4};         // fits the small path
-constexpr Shape kStaged{2, 4300, 4, 31, 4};    // through slots where it is not direct, of up to four ranks
-
-constexpr Shape kMedium{1, 2400, 8, 32, 2};  // likewise, of two
 
 // Planes of 2-byte elements, headDim 128 or the like, that P divides, with values written and checked on the device.
 struct Planes {
@@ -376,155 +370,6 @@ TEST_CASE("case 23 on device memory: small, big, small, big, and an earlier outp
         }) == "");
 }
 
-TEST_CASE("case 25 on device memory: an eager call under capture is refused on all, the stream as it was", "[gpu][cases]") {
-  NEEDS_GPU;
-  for (const As as : {As::Threads, As::Processes})
-    for (const bool onAll : {true, false}) {
-      INFO((as == As::Threads ? "threads" : "processes") << (onAll ? ", captured on all" : ", captured on rank 0"));
-      CHECK(onDevice(as, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
-              DeviceTensor in(sequenceSide(kStaged, 2, rank)), out(headSide(kStaged, 2, rank).size());
-              settle(meeting);
-              const bool captures = onAll || rank == 0;
-              if (captures) EXPECT_RANK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-              EXPECT_RANK(exchange(kStaged, in.data(), out.data(), ulyssesScatterHeads, comm, stream) == ulyssesInvalidUsage);
-              EXPECT_RANK(lastErrorSays("rank 0"));
-              if (captures) {
-                cudaGraph_t graph = nullptr;
-                size_t nodes = 1;
-                EXPECT_RANK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
-                EXPECT_RANK(graph == nullptr || cudaGraphGetNodes(graph, nullptr, &nodes) == cudaSuccess);
-                EXPECT_RANK(graph == nullptr || nodes == 0);
-                if (graph != nullptr) cudaGraphDestroy(graph);
-              }
-              EXPECT_RANK(cudaGetLastError() == cudaSuccess);
-              meeting.wait();
-              EXPECT_RANK(out.untouched());
-              return roundTrip(kStaged, 2, rank, comm, stream, meeting);
-            }) == "");
-    }
-}
-
-TEST_CASE("case 25 on device memory: after a warm-up eager calls are recorded, replayed with new inputs, made beside it", "[gpu][cases]") {
-  NEEDS_GPU;
-  for (const As as : {As::Threads, As::Processes})
-    for (const Shape& t : {kSmall, kMedium})
-      for (const bool inWindow : {false, true}) {
-        INFO((as == As::Threads ? "threads" : "processes") << " S=" << t.S << (inWindow ? " window" : " plain"));
-        CHECK(onDevice(as, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
-                const size_t bytes = headSide(t, 2, rank).size();
-                DeviceTensor in(sequenceSide(t, 2, rank)), plain(bytes), back(in.content().size());
-                void* window = nullptr;
-                EXPECT_OK(ulyssesMemAlloc(&window, bytes, comm));
-                void* out = inWindow ? window : plain.data();
-                const auto there = [&] { return exchange(t, in.data(), out, ulyssesScatterHeads, comm, stream); };
-                const auto andBack = [&] { return exchange(t, out, back.data(), ulyssesGatherHeads, comm, stream); };
-                settle(meeting);
-                EXPECT_OK(there());
-                EXPECT_OK(andBack());
-                EXPECT_RANK(finish(stream, meeting));
-
-                // On one rank alone: the same refusal on both, and nothing recorded.
-                if (rank == 0) EXPECT_RANK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-                EXPECT_RANK(there() == ulyssesInvalidUsage && lastErrorSays("rank 0 records a graph and rank 1 does not"));
-                if (rank == 0) {
-                  cudaGraph_t graph = nullptr;
-                  EXPECT_RANK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
-                  if (graph != nullptr) cudaGraphDestroy(graph);
-                }
-                meeting.wait();
-
-                Graph graph;
-                std::string text = graph.record(stream, [&]() -> std::string {
-                  EXPECT_OK(there());
-                  EXPECT_OK(andBack());
-                  // A shape that was never made outside cannot be recorded.
-                  Shape other = t;
-                  other.S += 2;
-                  EXPECT_RANK(exchange(other, in.data(), plain.data(), ulyssesScatterHeads, comm, stream) == ulyssesInvalidUsage);
-                  return "";
-                });
-                if (!text.empty()) return text;
-                EXPECT_RANK(graph.nodes() == 2);
-                for (uint64_t i = 0; i < 10; ++i) {
-                  in.set(sequenceSide(t, 2, rank, 50 + i));
-                  plain.poison();
-                  back.poison();
-                  settle(meeting);
-                  EXPECT_RANK(graph.replay(stream));
-                  if (i % 2 == 1) {
-                    EXPECT_OK(there());
-                    EXPECT_OK(andBack());
-                  }
-                  EXPECT_RANK(finish(stream, meeting));
-                  std::vector<unsigned char> got(bytes);
-                  EXPECT_RANK(cudaMemcpy(got.data(), out, bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
-                  EXPECT_RANK(got == headSide(t, 2, rank, 50 + i) && plain.intact());
-                  EXPECT_RANK(back.content() == in.content() && back.intact());
-                  meeting.wait();
-                }
-                EXPECT_OK(ulyssesMemFree(window, comm));
-                return "";
-              }) == "");
-      }
-}
-
-TEST_CASE("a capture that forbids its thread and all others to allocate or to wait does not mind what the library does",
-          "[gpu][cases]") {
-  NEEDS_GPU;
-  CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
-          DeviceTensor in(sequenceSide(kStaged, 2, rank)), out(headSide(kStaged, 2, rank).size());
-          PlanPair plans;
-          void* window = nullptr;
-          Graph graph;
-          settle(meeting);
-          const std::string text = graph.record(
-              stream,
-              [&]() -> std::string {
-                meeting.wait();
-                EXPECT_OK(plans.make(descOf(kStaged), comm));
-                EXPECT_OK(execute(plans.plan, in.data(), out.data(), stream));
-                PlanPair others;
-                EXPECT_OK(others.make(descOf(kSmall), comm));
-                EXPECT_OK(ulyssesMemAlloc(&window, 1 << 20, comm));
-                EXPECT_OK(ulyssesMemFree(window, comm));
-                meeting.wait();
-                return "";
-              },
-              cudaStreamCaptureModeGlobal, [&] { meeting.wait(); });
-          if (!text.empty()) return text;
-          meeting.wait();
-          EXPECT_RANK(graph.nodes() == 1 && graph.replay(stream) && finish(stream, meeting));
-          EXPECT_RANK(out.content() == headSide(kStaged, 2, rank) && out.intact());
-          meeting.wait();
-          return "";
-        }) == "");
-}
-
-TEST_CASE("a group under capture records its calls and waits for none", "[gpu][cases]") {
-  NEEDS_GPU;
-  CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
-          DeviceTensor in(sequenceSide(kMedium, 2, rank)), out(headSide(kMedium, 2, rank).size()), back(in.content().size());
-          PlanPair plans;
-          EXPECT_OK(plans.make(descOf(kMedium), comm));
-          settle(meeting);
-          Graph graph;
-          const std::string text = graph.record(stream, [&]() -> std::string {
-            EXPECT_OK(ulyssesGroupStart());
-            EXPECT_OK(execute(plans.plan, in.data(), out.data(), stream));
-            EXPECT_OK(execute(plans.inverse, out.data(), back.data(), stream));
-            EXPECT_OK(ulyssesGroupEnd());
-            return "";
-          });
-          if (!text.empty()) return text;
-          meeting.wait();
-          EXPECT_RANK(graph.nodes() == 2 && graph.replay(stream));
-          EXPECT_RANK(finish(stream, meeting));
-          EXPECT_RANK(back.content() == in.content() && back.intact());
-          meeting.wait();
-          return "";
-        }) == "");
-}
-
 TEST_CASE("case 28 on device memory: errors leave the current device and CUDA's last error alone", "[gpu][cases]") {
   NEEDS_GPU;
   ulyssesConfig_t config = deviceConfig();
@@ -563,100 +408,6 @@ TEST_CASE("case 29 on device memory: lazily loaded kernels, one rank three secon
   unsetenv("CUDA_MODULE_LOADING");
 }
 
-TEST_CASE("two communicators on two streams, launched in opposite order by the ranks: their CTAs are resident together", "[gpu][cases]") {
-  NEEDS_GPU;
-  const Shape large{1, 4096, 8, 64, 2};  // as many CTAs as there are
-  for (const Shape& t : {kStaged, large})
-    CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
-            ulyssesComm_t other = nullptr;
-            EXPECT_OK(ulyssesCommSplit(comm, 0, rank, &other, nullptr));
-            cudaStream_t second = nullptr;
-            EXPECT_RANK(cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking) == cudaSuccess);
-            DeviceTensor in(sequenceSide(t, 2, rank)), a(headSide(t, 2, rank).size()), b(headSide(t, 2, rank).size());
-            {
-              PlanPair plansA, plansB;
-              EXPECT_OK(plansA.make(descOf(t), comm));
-              EXPECT_OK(plansB.make(descOf(t), other));
-              cudaDeviceProp device;
-              EXPECT_RANK(cudaGetDeviceProperties(&device, deviceOf(rank)) == cudaSuccess);
-              // Kernels of 512 threads: at least one CTA to a processor.
-              EXPECT_RANK(infoOf(plansA.plan).ctas > 0 && infoOf(plansB.plan).ctas > 0);
-              EXPECT_RANK((ownGpus(2) ? 1 : 2) * (infoOf(plansA.plan).ctas + infoOf(plansB.plan).ctas) <=
-                          device.multiProcessorCount * (device.maxThreadsPerMultiProcessor / 512));
-              settle(meeting);
-              for (int i = 0; i < 100; ++i)
-                for (const bool first : {rank == 0, rank != 0})
-                  EXPECT_OK(first ? execute(plansA.plan, in.data(), a.data(), stream) : execute(plansB.plan, in.data(), b.data(), second));
-              EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess && cudaStreamSynchronize(second) == cudaSuccess);
-              meeting.wait();
-            }
-            EXPECT_RANK(a.content() == headSide(t, 2, rank) && a.intact());
-            EXPECT_RANK(b.content() == headSide(t, 2, rank) && b.intact());
-            EXPECT_OK(ulyssesCommDestroy(other));
-            cudaStreamDestroy(second);
-            return "";
-          }) == "");
-}
-
-TEST_CASE("CTAs of communicators that are gone are there again", "[gpu][cases]") {
-  NEEDS_GPU;
-  const Shape large{1, 4096, 8, 64, 2};
-  CHECK(onDevice(As::Threads, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t, Meeting& meeting) -> std::string {
-          int most = 0;
-          for (int i = 0; i < 4; ++i) {
-            ulyssesComm_t other = nullptr;
-            EXPECT_OK(ulyssesCommSplit(comm, 0, rank, &other, nullptr));
-            {
-              PlanPair plans;
-              EXPECT_OK(plans.make(descOf(large), other));
-              if (i == 0) most = infoOf(plans.plan).ctas;
-              EXPECT_RANK(infoOf(plans.plan).ctas == most);
-            }
-            EXPECT_OK(ulyssesCommDestroy(other));
-            meeting.wait();
-          }
-          return "";
-        }) == "");
-}
-
-TEST_CASE("CTAs of a rank that died with them, or before all had theirs, are there again", "[gpu][death]") {
-  NEEDS_GPU;
-  const Shape large{1, 4096, 8, 64, 2};
-  for (const bool early : {false, true})
-    CHECK(onDevice(As::Processes, 3, [&](int rank, ulyssesComm_t comm, cudaStream_t, Meeting& meeting) -> std::string {
-            ulyssesComm_t doomed = nullptr, left = nullptr;
-            EXPECT_OK(ulyssesCommSplit(comm, rank < 2 ? 0 : ULYSSES_SPLIT_NOCOLOR, rank, &doomed, nullptr));
-            EXPECT_OK(ulyssesCommSplit(comm, rank != 1 ? 0 : ULYSSES_SPLIT_NOCOLOR, rank, &left, nullptr));
-            const auto most = [&] {
-              ulyssesComm_t copy = nullptr;
-              int ctas = -1;
-              if (ulyssesCommSplit(left, 0, rank, &copy, nullptr) != ulyssesSuccess) return ctas;
-              {
-                PlanPair plans;
-                if (plans.make(descOf(large), copy) == ulyssesSuccess) ctas = infoOf(plans.plan).ctas;
-              }
-              return ulyssesCommDestroy(copy) == ulyssesSuccess ? ctas : -1;
-            };
-            const int before = rank != 1 ? most() : 0;
-            EXPECT_RANK(before >= 0);
-            meeting.wait();
-            if (rank == 1 && early) hooks::plantDeath(hooks::Stage::Reserved);
-            if (rank < 2) {
-              const ulyssesA2ADesc_t d = descOf(large);
-              ulyssesPlan_t plan = nullptr;
-              const ulyssesResult_t made = ulyssesPlanCreate(&plan, 1, &d, doomed);
-              if (rank == 1) raise(SIGKILL);
-              EXPECT_RANK(made == (early ? ulyssesRemoteError : ulyssesSuccess));
-              for (ulyssesResult_t async = made; async != ulyssesRemoteError;)
-                EXPECT_OK(ulyssesCommGetAsyncError(doomed, &async));
-              EXPECT_OK(ulyssesPlanDestroy(plan));
-              EXPECT_OK(ulyssesCommDestroy(doomed));
-            }
-            EXPECT_RANK(most() == before);
-            return "";
-          }) == "rank 1: killed by signal 9\n");
-}
-
 TEST_CASE("small sizes by processes: what a memory checker can follow", "[gpu][memcheck]") {
   NEEDS_GPU;
   CHECK(onDevice(As::Processes, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting& meeting) -> std::string {
@@ -676,30 +427,6 @@ TEST_CASE("small sizes by processes: what a memory checker can follow", "[gpu][m
           }
           return "";
         }, deviceConfig(100000)) == "");
-}
-
-TEST_CASE("a rank killed while its kernels run: the other is told who", "[gpu][death]") {
-  NEEDS_GPU;
-  CHECK(onDevice(As::Processes, 2, [&](int rank, ulyssesComm_t comm, cudaStream_t stream, Meeting&) -> std::string {
-          DeviceTensor in(sequenceSide(kStaged, 2, rank)), out(headSide(kStaged, 2, rank).size());
-          const ulyssesA2ADesc_t d = descOf(kStaged);
-          ulyssesPlan_t plan = nullptr;
-          EXPECT_OK(ulyssesPlanCreate(&plan, 1, &d, comm));
-          ulyssesResult_t result = ulyssesSuccess;
-          for (int i = 0; i < 10000 && result == ulyssesSuccess; ++i) {
-            result = execute(plan, in.data(), out.data(), stream);
-            if (rank == 1 && i == 21) raise(SIGKILL);
-            if (i % 10 == 9) EXPECT_RANK(cudaStreamSynchronize(stream) == cudaSuccess);
-          }
-          EXPECT_RANK(result == ulyssesRemoteError);
-          EXPECT_RANK(lastErrorSays("rank 1"));
-          EXPECT_RANK(execute(plan, in.data(), out.data(), stream) == ulyssesRemoteError);
-          ulyssesResult_t async = ulyssesSuccess;
-          EXPECT_OK(ulyssesCommGetAsyncError(comm, &async));
-          EXPECT_RANK(async == ulyssesRemoteError);
-          EXPECT_OK(ulyssesPlanDestroy(plan));
-          return "";
-        }) == "rank 1: killed by signal 9\n");
 }
 
 }  // namespace ulysses::testing
