@@ -10,6 +10,7 @@ namespace {
 
 constexpr size_t kLeastTileBytes = size_t{8} << 10;  // fewer CTAs rather than smaller tiles
 constexpr size_t kBytesPerCta = size_t{4} << 10;     // below, another CTA costs more than it moves
+constexpr uint32_t kModestCtas = 8;                  // for 32 KiB a rank
 
 }  // namespace
 
@@ -69,6 +70,10 @@ CtaShare shareCtas(uint32_t wanted, uint32_t heldEager, uint32_t heldRecorded, u
   }
   if (share.ctas > heldRecorded && share.ctas - heldRecorded <= available) share.moreRecorded = share.ctas - heldRecorded;
   return share;
+}
+
+uint32_t modestShare(uint32_t available) {
+  return std::max(available / 8, std::min(available / 4, kModestCtas));
 }
 
 }  // namespace ulysses

@@ -62,4 +62,8 @@ struct CtaShare {
 // those of others. The second reservation is for as many CTAs as a launch has, or is left as it is.
 CtaShare shareCtas(uint32_t wanted, uint32_t heldEager, uint32_t heldRecorded, uint32_t available);
 
+// The most CTAs for a communicator that reserves twice as many of the `available` ones, once and for all, and leaves some
+// for those to come. 0: too few are left.
+uint32_t modestShare(uint32_t available);
+
 }  // namespace ulysses

@@ -120,7 +120,7 @@ class CudaTransport final : public DeviceTransport {
     room.smallBytes = kSmallBytes;
     room.lineBytes = lineLimit();
     room.chunkedBytes = chunkedLimit();
-    ULYSSES_TRY(agreeRoom(wanted, &room, deadline));
+    ULYSSES_TRY(agreeRoom(wanted, Share::Wanted, &room, deadline));
     // Recorded eager calls share one chain, whose staging is made once: graphs hold its address.
     const bool shared = capture == Capture::Shared, made = shared && recorded_ && recorded_->stagingBytes() != 0;
     room.recordedBytes =
@@ -171,7 +171,9 @@ class CudaTransport final : public DeviceTransport {
     const plan::PolicyChoice choice = choosePolicy(policy);
     const LaunchRoom all{ctaLimit(), s_.registrar->capBytes(), 0, chunkedLimit(), 0, kSmallBytes, lineLimit()};
     LaunchRoom room = all;
-    ULYSSES_TRY(agreeRoom(launchesOf(policy, choice, largestPayload, all).eager.ctas, &room, deadline));
+    ULYSSES_TRY(agreeRoom(launchesOf(policy, choice, largestPayload, all).eager.ctas, Share::Modest, &room, deadline));
+    if (room.ctas == 0 || room.ctas > std::min(heldEager_, heldRecorded_))
+      return Status(ulyssesNotSupported, "other communicators have the CTAs that the GPU holds together");
     room.recordedBytes = std::min({room.chunkedBytes, room.windowBytes / 2, kRecordedStaging});
     room.besidesBytes = device::flagsBytes(s_.nranks, lineLimit()) + room.recordedBytes;
     // What a payload stages does not only grow with it: tiles are rounded, and a small one has fewer CTAs.
@@ -410,7 +412,8 @@ class CudaTransport final : public DeviceTransport {
   }
 
   // Collective. Takes CTAs out of the ledgers, all ranks or none.
-  Status agreeRoom(uint32_t wanted, LaunchRoom* room, Deadline deadline) {
+  enum class Share { Wanted, Modest };
+  Status agreeRoom(uint32_t wanted, Share kind, LaunchRoom* room, Deadline deadline) {
     struct Has {
       uint64_t windowBytes;
       uint32_t ctas, reserved;
@@ -437,7 +440,8 @@ class CudaTransport final : public DeviceTransport {
       Has least{};
       ULYSSES_TRY(tell(ledger_->available(residentCtas_) / static_cast<uint32_t>(s_.ranksPerDevice), false, &least));
       room->windowBytes = least.windowBytes;
-      share = shareCtas(wanted, heldEager_, heldRecorded_, least.ctas);
+      share = shareCtas(kind == Share::Modest ? std::min(wanted, modestShare(least.ctas)) : wanted, heldEager_,
+                        heldRecorded_, least.ctas);
       const uint32_t more = share.moreEager + share.moreRecorded;
       if (more == 0) break;
       const bool mine = ledger_->reserve(more, residentCtas_);
@@ -455,6 +459,7 @@ class CudaTransport final : public DeviceTransport {
     heldEager_ += share.moreEager;
     heldRecorded_ += share.moreRecorded;
     room->ctas = share.ctas;
+    if (kind == Share::Modest) return {};
     if (share.ctas > heldEager_ && !std::exchange(crowded_, true))
       ULYSSES_LOG(
           Warn, s_.device,

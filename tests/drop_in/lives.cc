@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -192,6 +193,31 @@ void twins(const Nccl& nccl) {
   check(nccl.commDestroy(other) != 0, "a communicator is destroyed twice");
 }
 
+// More communicators than the GPU has CTAs for, in another order on every rank, each on a stream of its own.
+void crowd(const Nccl& nccl) {
+  constexpr int kMany = 14;
+  std::vector<ncclComm*> comms{everyone(nccl)};
+  while (comms.size() < kMany) {
+    comms.push_back(nullptr);
+    check(nccl.commSplit(comms[0], 0, rank, &comms.back(), nullptr) == 0, "ncclCommSplit");
+  }
+  std::vector<std::unique_ptr<Gather>> gathers;
+  std::vector<cudaStream_t> streams;
+  for (int i = 0; i < kMany; ++i) {
+    gathers.push_back(std::make_unique<Gather>(size_t{200} << 10));
+    streams.push_back(stream());
+  }
+  for (int i = 0; i < kMany; ++i) {
+    const size_t which = static_cast<size_t>(rank == 0 ? i : kMany - 1 - i);
+    check(gathers[which]->launch(nccl, comms[which], streams[which]) == 0, "ncclAllGather");
+  }
+  for (size_t i = 0; i < kMany; ++i) {
+    CUDA(cudaStreamSynchronize(streams[i]));
+    check(gathers[i]->right(), "a gather in the crowd is wrong");
+    check(nccl.commDestroy(comms[i]) == 0, "ncclCommDestroy");
+  }
+}
+
 // A device whose memory is full has room for sizes that no call has had before, alone and in a group.
 void full(const Nccl& nccl) {
   ncclComm* comm = everyone(nccl);
@@ -263,7 +289,7 @@ int main(int argc, char** argv) {
   const std::map<std::string, std::function<void(const Nccl&)>> cases = {
       {"finalized", finalized}, {"aborted", aborted}, {"left", left},        {"gathers", gathers},
       {"limits", limits},       {"twins", twins},     {"full", full},        {"together", abortedTogether},
-      {"shrunk", shrunk},       {"revoked", revoked}, {"wrong", wrongCalls}, {"threads", threads}};
+      {"crowd", crowd},         {"shrunk", shrunk},       {"revoked", revoked}, {"wrong", wrongCalls}, {"threads", threads}};
   const auto found = cases.find(argc > 1 ? argv[1] : "");
   check(found != cases.end(), "there is no such case");
   found->second(nccl);

@@ -130,6 +130,20 @@ TEST_CASE("one rank stages nothing, nor does what is not to be staged") {
   CHECK(launchShape(f).ctas == 36);
 }
 
+TEST_CASE("CTAs: who takes a modest share leaves some for many others") {
+  CHECK(modestShare(132) == 16);
+  CHECK(modestShare(33) == 8);  // four ranks on one GPU of 132
+  CHECK(modestShare(4) == 1);
+  CHECK(modestShare(3) == 0);
+  int communicators = 0;
+  for (uint32_t left = 132; modestShare(left) != 0; ++communicators) {
+    const CtaShare share = shareCtas(modestShare(left), 0, 0, left);
+    CHECK(share == CtaShare{modestShare(left), modestShare(left), modestShare(left)});  // for graphs as well
+    left -= share.moreEager + share.moreRecorded;
+  }
+  CHECK(communicators == 9);
+}
+
 TEST_CASE("CTAs out of the ledger: those wanted, or what is left, for calls first and then for graphs") {
   CHECK(shareCtas(36, 0, 0, 132) == CtaShare{36, 36, 36});
   CHECK(shareCtas(33, 0, 0, 33) == CtaShare{33, 33, 0});    // four ranks on one GPU of 132
