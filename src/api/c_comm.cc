@@ -241,6 +241,7 @@ ulyssesResult_t ulyssesCommDestroy(ulyssesComm_t comm) {
 ulyssesResult_t ulyssesCommAbort(ulyssesComm_t comm) {
   return guarded([&]() -> Status {
     ULYSSES_ASSIGN(auto c, open(comm, "comm"));
+    c->dumpOnce("aborted here");
     c->abort();
     closeHandle(comm);
     return {};

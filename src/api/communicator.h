@@ -125,6 +125,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // Writes the flight recorder; null: to a file of its own, whose name is logged. Any thread.
   Status dump(const char* path) const;
+  void dumpOnce(std::string_view why);  // on the first failure that ends the communicator, unless ULYSSES_DUMP_DIR=off
 
   Status finalize();
   Status asyncError();
@@ -156,7 +157,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Status chooseMemory(uint32_t requested, Deadline deadline);
   Result<std::unique_ptr<WindowProvider>> chooseProvider(Deadline deadline);  // collective
   Status setUpDevice(size_t capBytes, Deadline deadline);
-  void dumpOnce(std::string_view why);  // on the first failure that ends the communicator, unless ULYSSES_DUMP_DIR=off
   Status setUp(const Allgather& addresses, Status local);
   Status shareControlPage(Deadline deadline);
   Deadline callDeadline() const { return Deadline::roughlyAfterMs(timeoutMs_); }

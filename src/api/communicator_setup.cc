@@ -247,7 +247,6 @@ Status Communicator::asyncError() {
 }
 
 void Communicator::abort() {
-  dumpOnce("aborted here");
   if (transport_) transport_->abort();
   if (nccl_) nccl_->abort();
   if (agreement_) agreement_->abort();

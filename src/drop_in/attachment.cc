@@ -143,6 +143,7 @@ Attachment::Taken Attachment::take(Operation operation, size_t count, int type) 
     // On this rank alone: those that launch would wait for it, and for ever.
     if (!made.ok()) {
       ULYSSES_LOG(Warn, comm_->device(), "rank {} of {}: {}", rank_, nranks_, made.status().message());
+      comm_->dumpOnce(made.status().message());
       comm_->abort();
       return {true, nullptr, ncclResult(made.status())};
     }

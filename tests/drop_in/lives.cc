@@ -1,6 +1,8 @@
 // How communicators of NCCL's begin and end, and what goes wrong in between: with libulysses-nccl before NCCL, what it
 // does without.
 //   lives CASE [--taken all-gathers]     what the preloaded library must have taken of the process's calls
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -284,6 +286,8 @@ void wrongCalls(const Nccl& nccl) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  char traces[] = "/tmp/lives-XXXXXX";  // programs that do nothing wrong leave none
+  check(mkdtemp(traces) != nullptr && setenv("ULYSSES_DUMP_DIR", traces, 1) == 0, "a folder");
   begin(argc, argv);
   const Nccl nccl;
   const std::map<std::string, std::function<void(const Nccl&)>> cases = {
@@ -300,6 +304,7 @@ int main(int argc, char** argv) {
     check(counters.allGathers == std::strtoull(argv[3], nullptr, 10),
           "taken: " + std::to_string(counters.allGathers) + " (" + counters.reason + ")");
   }
+  check(rmdir(traces) == 0, std::string(traces) + " is not empty");
   MPI_Finalize();
   return 0;
 }
